@@ -1,0 +1,54 @@
+# Everything is done in a virtual environment of the project's own; nothing but Python 3.11+, make and git is needed.
+PYTHON ?= python3
+CORES ?= 4
+CONFIG ?= config/config.yaml
+BIN := .venv/bin
+SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
+
+.DEFAULT_GOAL := help
+.PHONY: help run verify prune clean test lint format lock
+
+help: ## Say what can be made
+	@echo "make [CONFIG=config/config.yaml] [CORES=4] TARGET"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST)
+
+run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
+	$(SNAKEMAKE)
+
+verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
+	$(SNAKEMAKE) --forcerun verify_cache -- verify
+
+prune: .venv/run.stamp ## Remove staged shards of earlier configurations of the run
+	$(SNAKEMAKE) -- prune
+
+clean: ## Remove all results; downloaded resources and the environment stay
+	rm -rf results .snakemake
+
+test: .venv/dev.stamp ## Run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/dev.stamp ## Check style, types and the workflow
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/mypy
+	$(BIN)/snakemake --lint
+
+format: .venv/dev.stamp ## Bring all code into form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+
+lock: ## Pin the newest packages that pyproject.toml allows; torch stays at TORCH=...
+	$(PYTHON) tools/lock.py $(TORCH)
+
+.venv/run.stamp: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Anchorage needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+.venv/dev.stamp: requirements-dev.lock .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@

@@ -1,0 +1,84 @@
+# Anchorage: a corpus through a language model, its activations on disk, proved to equal the model.
+#
+#   snakemake --cores 4            the whole default run; the same command resumes after anything
+#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory
+#   --configfile config/x.yaml     another run; keys are explained in config/README.md
+import sys
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+try:
+    import anchorage
+except ImportError:
+    sys.exit("The package anchorage is not installed here. Run `make run`, or `pip install -r requirements.lock -e .`")
+
+# A run's own configuration file is whole: merged into the default one it would inherit the default's tiers.
+if "run" not in config:
+
+    configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/resources.smk"
+include: "workflow/rules/corpus.smk"
+include: "workflow/rules/capture.smk"
+include: "workflow/rules/trust.smk"
+
+
+localrules:
+    all,
+    corpus,
+    cache,
+    verify,
+    anchor,
+    memory,
+
+
+rule all:
+    default_target: True
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        VERIFY_RESULTS,
+        ANCHOR_RESULTS,
+        MEMORY_RESULTS,
+
+
+rule corpus:
+    input:
+        CORPUS_RESULTS,
+
+
+rule cache:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+
+
+# Shards are not listed: a check of what is there must not make them anew first.
+rule verify:
+    input:
+        VERIFY_RESULTS,
+
+
+rule anchor:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        ANCHOR_RESULTS,
+
+
+rule memory:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        MEMORY_RESULTS,
+
+
+onstart:
+    try:
+        # Kept open by the name: the lock ends with this process, whichever way that ends.
+        RUN_LOCK = hold_run(settings)
+    except AnchorageError as error:
+        raise WorkflowError(str(error)) from None

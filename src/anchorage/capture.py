@@ -1,0 +1,213 @@
+"""Capture: rows of token ids -> activations of the wanted sites -> durable shards.
+
+One job captures one part. It takes over every shard that an earlier, killed job made durable, captures the others in order
+and publishes when the part is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from anchorage.errors import CaptureError
+from anchorage.memory import measure_memory, process_name
+from anchorage.model import describe_environment, load_trunk
+from anchorage.plan import Plan, check_space
+from anchorage.store.format import ShardBuffer, TierShape
+from anchorage.store.manifest import ShardRecord, write_manifest
+from anchorage.store.staging import Staging
+from anchorage.trunk import Site, SiteReader, Trunk, find_sites, probe_sites, trimmed
+
+Log = Callable[[str], None]
+
+
+class Capturer:
+    """A loaded model and the sites to be read from it; fills buffers, one forward pass a batch.
+
+    Args:
+        trunk: the model without its head.
+        names: site names of all tiers.
+        device: where the model lies.
+    """
+
+    def __init__(self, trunk: Trunk, names: Sequence[str], device: str) -> None:
+        self.trunk, self.device = trunk, device
+        self.sites, self.widths = probe_sites(trunk, find_sites(trunk, names), device)
+        self._readers: dict[frozenset[str], SiteReader] = {}
+
+    def fill(self, tokens: np.ndarray, targets: Mapping[str, tuple[ShardBuffer, slice]], first_row: int) -> None:
+        """Run one batch and put what each tier keeps of it into the tiers' buffers, digested.
+
+        Args:
+            tokens: token ids ``[rows, seq_len]``.
+            targets: by tier, its buffer and the buffer's rows to fill: the first ones of the batch.
+            first_row: global number of the batch's first row, for messages.
+
+        Raises:
+            CaptureError: a value does not fit the storage dtype, or the model itself gives inf or NaN.
+        """
+
+        def take(site: Site, value: torch.Tensor) -> None:
+            for buffer, rows in targets.values():
+                if site.name in buffer.shape.widths:
+                    kept = _reduce(value[: rows.stop - rows.start], buffer.shape.reduce)
+                    stored = buffer.rows_of(site.name, rows)
+                    stored.copy_(kept)
+                    _check_fits(kept, stored, site.name, first_row)
+
+        wanted = frozenset(site for buffer, _ in targets.values() for site in buffer.shape.widths)
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+        sites = [site for site in self.sites if site.name in wanted]
+        # Nothing past the deepest wanted site is computed; the values of the others do not change by a bit.
+        with trimmed(self.trunk, max(site.depth for site in sites)):
+            if wanted not in self._readers:
+                self._readers[wanted] = SiteReader(self.trunk, sites)
+            self._readers[wanted].read(ids, take)
+
+
+def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
+    """Capture one part and publish it.
+
+    Args:
+        plan: what to capture.
+        part: number of the part.
+        part_path: the part's list of shards, in the cache folder; written last.
+        log: gets a line a step and a shard.
+
+    Raises:
+        AnchorageError: bad input, found before any forward pass; or a capture that cannot go on. Shards already durable
+            stay, and the same command takes them over.
+    """
+    plan.check()
+    staging = Staging(plan.staging, plan.key, plan.layout, part, log)
+    try:
+        records = staging.accept(plan.tokens_digest)
+        missing = [shard for shard in staging.shards if shard not in records]
+        log(f"part {part}: reused {len(records)}, to capture {len(missing)} of {len(staging.shards)} shards")
+        if missing:
+            records |= _capture_shards(plan, staging, missing, log)
+        published = staging.publish(records, part_path.parent)
+        write_manifest(part_path, plan.identity, published)
+        log(f"part {part}: reused {len(staging.shards) - len(missing)}, captured {len(missing)} shards")
+    finally:
+        staging.close()
+
+
+def _capture_shards(plan: Plan, staging: Staging, shards: Sequence[int], log: Log) -> dict[int, ShardRecord]:
+    check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]), shards)
+    trunk = load_trunk(dict(plan.facts), plan.settings.model)
+    capturer = Capturer(trunk, plan.sites, plan.facts["device"])
+    check_space(plan, capturer.widths, shards)  # again: a raw module path may have a width of its own
+    environment = describe_environment(dict(plan.facts))
+    max_rows = min(plan.layout.shard_rows, plan.layout.n_rows)
+    buffers = {tier: ShardBuffer(shape, max_rows) for tier, shape in plan.shapes(capturer.widths).items()}
+    n_tokens = sum(len(plan.layout.shard_rows_range(shard)) for shard in shards) * plan.corpus.seq_len
+    records, begun, done = {}, time.perf_counter(), 0
+    with tqdm(total=n_tokens, unit="token", unit_scale=True, desc=f"part {staging.part}", disable=None) as bar:
+        for shard in shards:
+            times = _fill_shard(plan, capturer, buffers, shard, bar)
+            started = time.perf_counter()
+            metadata = {
+                tier: _metadata(plan, tier, shard, buffers[tier].shape) for tier in plan.layout.shard_tiers(shard)
+            }
+            records[shard] = staging.commit(shard, buffers, metadata, environment)
+            times["write_s"] = time.perf_counter() - started
+            rows = plan.layout.shard_rows_range(shard)
+            done += len(rows) * plan.corpus.seq_len
+            staging.log_memory(_memory_line(staging.part, shard, rows, times, plan))
+            rate = done / (time.perf_counter() - begun)
+            log(
+                f"shard {shard}: rows {rows.start}-{rows.stop - 1}, forward {times['forward_s']:.2f} s, "
+                f"hash {times['hash_s']:.2f} s, write {times['write_s']:.2f} s; {done} of {n_tokens} tokens, "
+                f"{rate:.0f} tokens/s, {(n_tokens - done) / rate:.0f} s to go"
+            )
+    return records
+
+
+def _fill_shard(
+    plan: Plan, capturer: Capturer, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
+) -> dict[str, float]:
+    """Run a shard's batches. Returns the seconds spent in forward passes and in digests."""
+    layout, shard_start = plan.layout, plan.layout.shard_rows_range(shard).start
+    forward_s = hash_s = 0.0
+    for batch in layout.batches(layout.shard_rows_range(shard)):
+        tokens = plan.corpus.rows(batch.start, batch.stop)
+        targets = {}
+        for tier in layout.shard_tiers(shard):
+            stop = min(batch.stop, layout.tier_rows[tier])
+            if stop > batch.start:
+                targets[tier] = (buffers[tier], slice(batch.start - shard_start, stop - shard_start))
+        started = time.perf_counter()
+        capturer.fill(tokens, targets, batch.start)
+        filled = time.perf_counter()
+        for buffer, rows in targets.values():
+            for site in buffer.shape.widths:
+                buffer.seal(site, rows)
+            buffer.put_tokens(tokens[: rows.stop - rows.start], rows.start)
+        forward_s, hash_s = forward_s + filled - started, hash_s + time.perf_counter() - filled
+        bar.update(tokens.size)
+    return {"forward_s": forward_s, "hash_s": hash_s}
+
+
+def _metadata(plan: Plan, tier: str, shard: int, shape: TierShape) -> dict[str, Any]:
+    rows = plan.layout.tier_shard_rows(tier, shard)
+    return {
+        "key": plan.key,
+        "tier": tier,
+        "shard": shard,
+        "rows": [rows.start, rows.stop],
+        "sites": list(shape.widths),
+        "reduce": shape.reduce,
+        "tokens_digest": plan.tokens_digest(rows),
+    }
+
+
+def _memory_line(part: int, shard: int, rows: range, times: Mapping[str, float], plan: Plan) -> dict[str, Any]:
+    n_tokens, shard_s = len(rows) * plan.corpus.seq_len, sum(times.values())
+    line = {
+        "time": round(time.time(), 3),
+        "part": part,
+        "process": process_name(),
+        "shard": shard,
+        "rows": len(rows),
+        "rows_total": rows.stop,
+        "tokens": n_tokens,
+        "shard_s": round(shard_s, 4),
+        "tokens_per_s": round(n_tokens / shard_s, 1),
+    }
+    return line | measure_memory(plan.facts["device"]) | {name: round(value, 4) for name, value in times.items()}
+
+
+def _reduce(value: torch.Tensor, reduce: str) -> torch.Tensor:
+    """``[rows, seq_len, width]`` -> what a tier keeps of it. Means are taken in float32 at least."""
+    if reduce == "mean":
+        return value.float().mean(dim=1)
+    return value[:, -1] if reduce == "last" else value
+
+
+def _check_fits(value: torch.Tensor, stored: torch.Tensor, site: str, first_row: int) -> None:
+    """Refuse a value that is not finite, or that the storage dtype turned into infinity."""
+    low, high = torch.aminmax(value)
+    limit = torch.finfo(stored.dtype).max
+    if -low.item() <= limit and high.item() <= limit:  # false for NaN too
+        return
+    bad = ~torch.isfinite(stored).flatten(1).all(dim=1)
+    if not bad.any():  # rounded down to the largest finite value: within half a unit in the last place
+        return
+    index = int(bad.nonzero()[0])
+    row, dtype = value[index].float(), str(stored.dtype).removeprefix("torch.")
+    where = f"site {site}, row {first_row + index}"
+    if not torch.isfinite(row).all():
+        raise CaptureError(
+            f"{where}: the model itself gives inf or NaN; nothing of this shard is stored. Check the model."
+        )
+    raise CaptureError(
+        f"{where}: maximum {row.abs().max().item():.6g} is beyond {dtype}'s {limit:.6g}; nothing of this shard is stored. "
+        "Set capture.storage_dtype to bfloat16 or float32."
+    )

@@ -1,0 +1,56 @@
+"""xxh3 digests of files, rows and facts.
+
+xxh3 finds accidents (torn writes, bit rot, wrong files), not forgeries; it is some six times as fast as sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_CHUNK_BYTES = 8 << 20
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def digest_bytes(data: bytes) -> str:
+    """xxh3_128 of some bytes, 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_value(value: Any) -> str:
+    """xxh3_128 of a JSON value's canonical text."""
+    return digest_bytes(canonical_json(value).encode())
+
+
+def digest_file(path: Path) -> str:
+    """xxh3_128 of a file, read in pieces."""
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """xxh3_128 over the names and digests of several files, in the order of their names."""
+    return digest_value([[path.name, digest_file(path)] for path in sorted(paths, key=lambda path: path.name)])
+
+
+def digest_row(row: Any) -> int:
+    """xxh3_64 of one row's bytes (a contiguous buffer), as an unsigned integer."""
+    return xxhash.xxh3_64_intdigest(row)
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file, for downloads: there the other side may be hostile."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,35 @@
+"""Gates: fail the workflow on a report that says so.
+
+A check writes its report whatever it finds; were it to fail itself, Snakemake would remove the report.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from anchorage.durable import write_bytes
+from anchorage.errors import AnchorageError
+from anchorage.store.identity import check_key
+from anchorage.store.manifest import read_manifest
+
+_REMEDIES = {
+    "verify": "Damaged files are removed: the next plain command captures just those again.",
+    "anchor": "What is stored is not what this model computes here. Look for what changed (model, libraries, threads); "
+    "to check again: snakemake --forcerun anchor_cache. To capture anew: make clean.",
+}
+
+
+def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path) -> None:
+    """Write the gate's file if a report is good and belongs to the present cache.
+
+    Raises:
+        AnchorageError: the report lists faults, or belongs to another capture key.
+    """
+    report = json.loads(report_path.read_text())
+    if not report["ok"]:
+        faults = "\n  ".join(report["faults"])
+        raise AnchorageError(f"{report_path}: {len(report['faults'])} fault(s):\n  {faults}\n{_REMEDIES[report_path.stem]}")
+    key = read_manifest(manifest_path).key
+    check_key(str(report_path), report["key"], key)
+    write_bytes(gate_path, f"{key}\n".encode())

@@ -1,0 +1,131 @@
+"""The Snakemake glue: what a script does first, what a driver does first.
+
+Only scripts and this module see Snakemake's objects; the rest of the library takes plain typed arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anchorage.durable import FILE_MODE
+from anchorage.errors import AnchorageError
+from anchorage.settings import Settings, load_settings
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Job:
+    """A running job: its settings and its log."""
+
+    def __init__(self, snakemake: Any) -> None:
+        self.name = snakemake.rule
+        self._file = open(snakemake.log[0], "a", buffering=1)  # noqa: SIM115 (open for the job's life)
+        sys.excepthook = self._end_on_error
+        self.settings: Settings = load_settings(snakemake.config)
+
+    def log(self, line: str) -> None:
+        """Write a line to the job's log, and to the terminal, above a progress bar if there is one."""
+        text = f"[{self.name}] {line}"
+        self._file.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        if "tqdm" in sys.modules:
+            from tqdm import tqdm
+
+            tqdm.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _end_on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Snakemake shows a failed job's log. A fault of the user's needs the message, one of ours the traceback too.
+        if isinstance(error, AnchorageError):
+            self._file.write(f"ERROR {error}\n")
+        else:
+            self._file.write("".join(traceback.format_exception(kind, error, trace)))
+
+
+def start_job(snakemake: Any) -> Job:
+    """Begin a script: die with the driver, open the log, check the configuration."""
+    die_with_driver()
+    return Job(snakemake)
+
+
+def rule_threads(settings: Settings, cores: int) -> int:
+    """Threads that a rule with a forward pass must claim so that such jobs side by side fill the machine just once.
+
+    ``--cores 4`` on two processors leaves half of the cores Snakemake counts without a processor, so a job that keeps one
+    processor busy claims two of them.
+    """
+    if settings.capture.threads == "auto":
+        return cores
+    return min(cores, math.ceil(settings.capture.threads * cores / min(cores, available_processors())))
+
+
+def available_processors() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def die_with_driver() -> None:
+    """End this process when the driver ends, however it ends: a driver started anew must not meet old writers."""
+    driver = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != driver:  # it ended before the call took effect
+            os._exit(1)
+        return
+
+    def watch() -> None:
+        while os.getppid() == driver:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:
+    """Keep other drivers out of a run for as long as this process lives, and check that results can be written.
+
+    Args:
+        settings: the configuration.
+        folder: where the lock lies.
+
+    Returns:
+        The lock's file descriptor, to be kept open.
+
+    Raises:
+        AnchorageError: another driver is at work on the run, or its folder cannot be written.
+    """
+    for place in (settings.results, settings.staging):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            probe = place / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise AnchorageError(
+                f"{place} cannot be written ({error.strerror}); make it writable, or set another run: or staging_dir:"
+            ) from None
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder / f"anchorage-{settings.run}.lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise AnchorageError(
+            f"another snakemake (process {other}) is at work on run {settings.run!r} here; wait for it, or end it first"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor

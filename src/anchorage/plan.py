@@ -1,0 +1,133 @@
+"""What one run is to capture, and whether it can: the configuration, the resolved model and the corpus, brought together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from anchorage.corpus import Corpus, open_corpus
+from anchorage.errors import CaptureError, CorpusError, SettingsError
+from anchorage.settings import Settings
+from anchorage.store.format import TierShape
+from anchorage.store.identity import capture_identity, capture_key, tier_sites
+from anchorage.store.layout import Layout, layout_of
+
+# Room left on the disk for everything that is not a shard: journals, tables, logs.
+_SPARE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be captured: the configuration, the resolved model, and the corpus.
+
+    Attributes:
+        settings: the configuration.
+        facts: content of ``model.json``.
+        tokens_path: the corpus as ``tokens.safetensors``.
+    """
+
+    settings: Settings
+    facts: Mapping[str, Any]
+    tokens_path: Path
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        return capture_identity(self.settings, self.facts)
+
+    @cached_property
+    def key(self) -> str:
+        return capture_key(self.identity)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.settings)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return open_corpus(self.tokens_path)
+
+    @cached_property
+    def tier_sites(self) -> dict[str, list[str]]:
+        """Site names by tier."""
+        return tier_sites(self.settings, self.facts)
+
+    @property
+    def sites(self) -> list[str]:
+        """All site names, each once."""
+        return list(dict.fromkeys(site for sites in self.tier_sites.values() for site in sites))
+
+    @property
+    def staging(self) -> Path:
+        """The folder of this key's staged shards."""
+        return self.settings.staging / self.key
+
+    def shapes(self, widths: Mapping[str, int]) -> dict[str, TierShape]:
+        """Shape of each tier, given the width of each site."""
+        capture = self.settings.capture
+        token_dtype = str(self.corpus.rows(0, 1).dtype)
+        return {
+            name: TierShape(
+                tier=name,
+                widths={site: widths[site] for site in sites},
+                reduce=capture.tiers[name].reduce,
+                seq_len=self.corpus.seq_len,
+                storage_dtype=capture.storage_dtype,
+                token_dtype=token_dtype,
+            )
+            for name, sites in self.tier_sites.items()
+        }
+
+    def check(self) -> None:
+        """Find what would make the capture fail later.
+
+        Raises:
+            SettingsError, SiteError, CorpusError: the configuration does not fit the model or the corpus.
+        """
+        limit = self.facts["architecture"]["max_positions"]
+        if limit is not None and self.settings.corpus.seq_len > limit:
+            raise SettingsError(
+                f"corpus.seq_len is {self.settings.corpus.seq_len}, but {self.settings.model.source} takes at most "
+                f"{limit} positions; set corpus.seq_len to {limit} or less"
+            )
+        _ = self.identity  # unknown sites are found here
+        found = (self.corpus.n_rows, self.corpus.seq_len)
+        if found != (self.settings.corpus.rows, self.settings.corpus.seq_len):
+            raise CorpusError(
+                f"{self.tokens_path} holds rows x seq_len {found}, the configuration asks for "
+                f"{(self.settings.corpus.rows, self.settings.corpus.seq_len)}; run the plain command to build it anew"
+            )
+
+    def tokens_digest(self, rows: range) -> str:
+        """Digest of the token ids of some rows."""
+        return self.corpus.digest(rows.start, rows.stop)
+
+
+def load_plan(settings: Settings, model_path: Path, tokens_path: Path) -> Plan:
+    """The plan of a run whose model is resolved and whose corpus is built."""
+    return Plan(settings, json.loads(model_path.read_text()), tokens_path)
+
+
+def check_space(plan: Plan, widths: Mapping[str, int], shards: Sequence[int]) -> None:
+    """Compare the bytes of some shards with the free space of the staging folder.
+
+    Raises:
+        CaptureError: they do not fit.
+    """
+    layout, shapes = plan.layout, plan.shapes(widths)
+    needed = sum(
+        len(layout.tier_shard_rows(tier, shard)) * shapes[tier].row_bytes()
+        for shard in shards
+        for tier in layout.shard_tiers(shard)
+    )
+    free = shutil.disk_usage(plan.staging).free
+    if needed + _SPARE_BYTES > free:
+        raise CaptureError(
+            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. Free some "
+            "(`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
+            "capture.staging_dir to a larger disk."
+        )

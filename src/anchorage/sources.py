@@ -1,0 +1,51 @@
+"""Where a model or corpus comes from: a local path or a Hub id. Light, for the Snakefile reads it too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anchorage.errors import SettingsError, did_you_mean
+from anchorage.resources import DEFAULT_CORPUS, DEFAULT_MODEL
+from anchorage.settings import Settings
+
+_SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".gz")
+
+
+def is_local(source: str) -> bool:
+    """Whether a source is meant as a path: it exists, begins like one, or is not of the form ``name`` or ``owner/name``."""
+    looks_local = source.startswith(("/", ".", "~")) or source.count("/") > 1 or source.endswith(_SUFFIXES)
+    return looks_local or Path(source).expanduser().exists()
+
+
+def local_inputs(source: str) -> list[str]:
+    """The files that a workflow rule must wait for, or see change, before it can read a source; none for a Hub id."""
+    if not is_local(source):
+        return []
+    path = Path(source).expanduser()
+    if source.rstrip("/") == DEFAULT_MODEL:
+        names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        return [f"{DEFAULT_MODEL}/{name}" for name in names]
+    if path.is_dir():
+        return sorted(str(file) for file in path.iterdir() if file.suffix in {".json", ".safetensors", ".model"})
+    return [str(path)]
+
+
+def check_sources(settings: Settings) -> None:
+    """Find out at once whether local sources are there; the embedded defaults are made when they are missing.
+
+    Raises:
+        SettingsError: names each missing path and what lies near it.
+    """
+    faults = []
+    for key, source, default in (
+        ("model.source", settings.model.source, DEFAULT_MODEL),
+        ("corpus.source", settings.corpus.source, DEFAULT_CORPUS),
+    ):
+        path = Path(source).expanduser()
+        if is_local(source) and source.rstrip("/") != default and not path.exists():
+            beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+            faults.append(f"{key}: there is no {source}{did_you_mean(path.name, beside)}")
+    if faults:
+        raise SettingsError("; ".join(faults) + ". Give a path that exists, or a Hub id such as owner/name.")
+
+

@@ -1,0 +1,172 @@
+"""The reader: rows of a site from disk, reading no more than it returns, each row verified by its digest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from anchorage.errors import AnchorageError, IntegrityError, did_you_mean
+from anchorage.store.format import TOKENS, ShardFile, as_tensor, check_rows
+from anchorage.store.manifest import Manifest, ShardRecord, read_manifest
+from anchorage.store.names import MANIFEST
+
+Rows = int | slice | range | Sequence[int] | np.ndarray | torch.Tensor | None
+_MAX_OPEN_FILES = 64
+
+
+def open_cache(path: Path | str) -> Cache:
+    """Open a cache folder.
+
+    Presence and size of every shard are checked here; the bytes are checked as they are read.
+
+    Args:
+        path: the folder that holds ``manifest.jsonl``, such as ``results/<run>/cache``.
+
+    Raises:
+        IntegrityError: the manifest is missing or damaged, or a shard is missing or has another size.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder / MANIFEST)
+    for name, (_, _, record) in manifest.files.items():
+        file = folder / name
+        n_bytes = file.stat().st_size if file.exists() else None
+        if n_bytes != record.bytes:
+            found = "no file" if n_bytes is None else f"{n_bytes} bytes"
+            remedy = "Run `make verify`, then the plain command: it recaptures just this shard."
+            raise IntegrityError(file, expected=f"{record.bytes} bytes", found=found, remedy=remedy)
+    return Cache(folder, manifest)
+
+
+class Cache:
+    """Stored activations, read by site and row.
+
+    Attributes:
+        key: the capture key.
+        n_rows: rows of the corpus that was captured; a tier may hold only the first of them.
+        identity: what decided the bytes: model digests, dtypes, batch, sites.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.key = manifest.key
+        self.identity = manifest.identity
+        self.n_rows = manifest.n_rows
+        self._starts = np.array([shard.rows[0] for shard in manifest.shards])
+        self._open: OrderedDict[str, ShardFile] = OrderedDict()
+
+    @property
+    def tiers(self) -> dict[str, list[str]]:
+        """Site names by tier."""
+        return {name: list(tier["sites"]) for name, tier in self.identity["tiers"].items()}
+
+    @property
+    def sites(self) -> list[str]:
+        """All site names, each once."""
+        return list(dict.fromkeys(site for sites in self.tiers.values() for site in sites))
+
+    def tier_rows(self, tier: str) -> int:
+        """Rows that a tier holds: the first ones of the corpus."""
+        return sum(shard.tiers[tier].n_rows for shard in self.manifest.shards if tier in shard.tiers)
+
+    def tier_of(self, site: str) -> str:
+        """The tier that :meth:`read` takes when none is given: of those with all tokens the one with most rows."""
+        holding = [tier for tier, sites in self.tiers.items() if site in sites]
+        if not holding:
+            raise AnchorageError(f"site {site!r} is not in this cache{did_you_mean(site, self.sites)}")
+        return max(holding, key=lambda tier: (self.identity["tiers"][tier]["reduce"] == "none", self.tier_rows(tier)))
+
+    def read(self, site: str, rows: Rows = None, *, tier: str | None = None) -> torch.Tensor:
+        """Read a site's rows.
+
+        Args:
+            site: a name of :attr:`sites`.
+            rows: a row, slice, range, sequence or boolean mask of global row numbers; None is all the tier's rows.
+            tier: a name of :attr:`tiers`; None picks :meth:`tier_of`.
+
+        Returns:
+            ``[rows, seq_len, width]`` in the storage dtype, ``[rows, width]`` from a tier that reduces, in the order
+            asked for. A single row number keeps its dimension.
+
+        Raises:
+            AnchorageError: no such site, tier or row.
+            IntegrityError: stored bytes do not match their digests.
+        """
+        tier = tier or self.tier_of(site)
+        if site not in self.tiers.get(tier, []):
+            raise AnchorageError(f"tier {tier!r} holds no site {site!r}; tiers with it: {self._tiers_with(site)}")
+        indices = self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
+        data = self._gather(tier, site, indices)
+        reduced = self.identity["tiers"][tier]["reduce"] != "none"
+        row_shape = (-1,) if reduced else (self.identity["seq_len"], -1)
+        return as_tensor(data, self.identity["storage_dtype"], row_shape)
+
+    def tokens(self, rows: Rows = None) -> torch.Tensor:
+        """Token ids of rows, int64 ``[rows, seq_len]``, from the tier that holds most rows."""
+        tier = max(self.tiers, key=self.tier_rows)
+        indices = self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
+        data = self._gather(tier, TOKENS, indices)
+        item = data.shape[1] // self.identity["seq_len"]
+        return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[item]).astype(np.int64))
+
+    def environment(self, row: int) -> dict[str, object]:
+        """Where a row was computed: device, threads, versions."""
+        return dict(self._shard_of(row).environment)
+
+    def _tiers_with(self, site: str) -> list[str]:
+        return [tier for tier, sites in self.tiers.items() if site in sites]
+
+    def _shard_of(self, row: int) -> ShardRecord:
+        return self.manifest.shards[int(np.searchsorted(self._starts, row, side="right")) - 1]
+
+    def _indices(self, rows: Rows, n_rows: int, what: str) -> np.ndarray:
+        if rows is None:
+            return np.arange(n_rows)
+        if isinstance(rows, slice):
+            return np.arange(n_rows)[rows]
+        indices = np.atleast_1d(np.asarray(rows))
+        if indices.dtype == bool:
+            if len(indices) != n_rows:
+                raise AnchorageError(f"a mask of {len(indices)} rows does not fit {what} of {n_rows} rows")
+            return np.flatnonzero(indices)
+        indices = indices.astype(np.int64)
+        outside = indices[(indices < 0) | (indices >= n_rows)]
+        if len(outside):
+            raise AnchorageError(f"row {outside[0]} is not in {what}, which holds rows 0 to {n_rows - 1}")
+        return indices
+
+    def _gather(self, tier: str, name: str, indices: np.ndarray) -> np.ndarray:
+        """Bytes of rows, uint8 ``[rows, bytes a row]``: runs of neighbouring rows are read in file order, each once."""
+        unique, inverse = np.unique(indices, return_inverse=True)
+        if not len(unique):
+            shard = self._file(self.manifest.shards[0], tier)
+            return np.empty((0, shard.file.entries[name].row_bytes), np.uint8)
+        shards = np.searchsorted(self._starts, unique, side="right")
+        cuts = np.flatnonzero((np.diff(unique) != 1) | (np.diff(shards) != 0)) + 1
+        runs = [self._read_run(tier, name, run) for run in np.split(unique, cuts)]
+        data = runs[0] if len(runs) == 1 else np.concatenate(runs)
+        return data if np.array_equal(inverse, np.arange(len(data))) else data[inverse]
+
+    def _read_run(self, tier: str, name: str, run: np.ndarray) -> np.ndarray:
+        shard = self._shard_of(int(run[0]))
+        file = self._file(shard, tier)
+        start = int(run[0]) - shard.rows[0]
+        data, digests = file.read(name, start, start + len(run))
+        check_rows(file.file.path, name, data, digests)
+        return data
+
+    def _file(self, shard: ShardRecord, tier: str) -> ShardFile:
+        record = shard.tiers[tier]
+        if record.file in self._open:
+            self._open.move_to_end(record.file)
+            return self._open[record.file]
+        expected = {"key": self.key, "tier": tier, "shard": shard.shard}
+        self._open[record.file] = file = ShardFile(self.folder / record.file, expected)
+        if len(self._open) > _MAX_OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            oldest.file.close()
+        return file

@@ -1,0 +1,48 @@
+# Needs the configuration; makes nothing. Guarantees: a checked configuration, sources that exist, the names of results.
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from anchorage.errors import AnchorageError
+from anchorage.job import hold_run, rule_threads
+from anchorage.settings import load_settings
+from anchorage.sources import check_sources, local_inputs
+from anchorage.store.layout import layout_of
+from anchorage.store.names import MANIFEST, SHARD_FORMAT, published_part, published_shard
+
+try:
+    settings = load_settings(config)
+    check_sources(settings)
+except AnchorageError as error:
+    raise WorkflowError(str(error)) from None
+
+layout = layout_of(settings)
+PART_RULES = layout.part_rules()
+RESULTS = f"results/{settings.run}"
+LOGS = f"results/{settings.run}/logs"
+CACHE = f"{RESULTS}/cache"
+MODEL_FACTS = f"{RESULTS}/model.json"
+TOKENS = f"{RESULTS}/corpus/tokens.safetensors"
+CORPUS_FACTS = f"{RESULTS}/corpus/corpus.json"
+PART_LISTS = [f"{CACHE}/{published_part(part)}" for part in layout.parts]
+ENVIRONMENT = "../envs/anchorage.yaml"
+# The forward pass takes the keyed number of threads; this is its share of the cores Snakemake may use.
+CAPTURE_THREADS = rule_threads(settings, workflow.cores)
+
+CORPUS_RESULTS = [MODEL_FACTS, TOKENS, CORPUS_FACTS]
+CACHE_RESULTS = [
+    f"{CACHE}/{published_shard(tier, part, index)}"
+    for rule_ in PART_RULES
+    for part in rule_.parts
+    for tier, n_shards in rule_.n_shards.items()
+    for index in range(n_shards)
+] + [*PART_LISTS, f"{CACHE}/{MANIFEST}"]
+VERIFY_RESULTS = [f"{RESULTS}/verify.json", f"{RESULTS}/gates/verify.ok"]
+ANCHOR_RESULTS = [
+    f"{RESULTS}/anchor.json",
+    f"{RESULTS}/anchor_batches.csv",
+    f"{RESULTS}/anchor_batches.svg",
+    f"{RESULTS}/anchor_batches.png",
+    f"{RESULTS}/gates/anchor.ok",
+]
+MEMORY_RESULTS = [f"{RESULTS}/memory.csv"]

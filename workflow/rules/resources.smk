@@ -1,0 +1,42 @@
+# Needs the network, once. Makes the embedded model and corpus, and what the configured model turns out to be.
+# Guarantees: digests of downloads checked; commit and digests of the model resolved once a run.
+from anchorage.resources import CORPUS_FILES, DEFAULT_CORPUS, DEFAULT_MODEL, MODEL_FILES
+
+
+rule fetch_model:
+    output:
+        [f"{DEFAULT_MODEL}/{name}" for name in MODEL_FILES],
+    log:
+        "resources/logs/fetch_model.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/fetch_model.py"
+
+
+rule fetch_corpus:
+    output:
+        [f"{Path(DEFAULT_CORPUS).parent}/{name}" for name in CORPUS_FILES],
+    log:
+        "resources/logs/fetch_corpus.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/fetch_corpus.py"
+
+
+rule resolve_model:
+    input:
+        local_inputs(settings.model.source),
+    output:
+        MODEL_FACTS,
+    log:
+        f"{LOGS}/resolve_model.log",
+    params:
+        model=settings.model.model_dump(),
+        threads=settings.capture.threads,
+        cores=workflow.cores if settings.capture.threads == "auto" else None,
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/resolve_model.py"
