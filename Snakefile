@@ -11,7 +11,9 @@ min_version("9.0")
 try:
     import anchorage
 except ImportError:
-    sys.exit("The package anchorage is not installed here. Run `make run`, or `pip install -r requirements.lock -e .`")
+    sys.exit(
+        "The package anchorage is not installed here. Run `make run`, or `pip install -r requirements.lock -e .`"
+    )
 
 # A run's own configuration file is whole: merged into the default one it would inherit the default's tiers.
 if "run" not in config:

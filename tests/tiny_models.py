@@ -1,4 +1,4 @@
-"""Builders of tiny causal language models of many architectures, with random weights: ``tiny_model``, ``save_tiny``.
+"""Builders of tiny causal language models of many architectures, with random weights, and of whole model folders.
 
 Each has blocks that differ from one another, a width of 16 and a vocabulary of 96, and runs in milliseconds. Nothing is
 downloaded.
@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from anchorage.model import resolve_model
+from anchorage.settings import ModelSettings
 
 VOCAB_SIZE = 96
 WIDTH = 16
@@ -51,6 +54,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 KINDS = tuple(CONFIGS)
 
+# model_type -> path of the blocks in the whole model, attention, feed-forward: written by hand, to check ours with.
+PLACES = {
+    "gpt2": ("transformer.h", "attn", "mlp"),
+    "gptj": ("transformer.h", "attn", "mlp"),
+    "gpt_neox": ("gpt_neox.layers", "attention", "mlp"),
+    "opt": ("model.decoder.layers", "self_attn", "fc2"),
+    "bloom": ("transformer.h", "self_attention", "mlp"),
+    "falcon": ("transformer.h", "self_attention", "mlp"),
+}
+LLAMA_LIKE = ("model.layers", "self_attn", "mlp")
+
 _SENTENCES = [
     "The Eiffel Tower is in the city of Paris.",
     "A ship at anchor rides out the storm; a cache at anchor rides out the crash.",
@@ -74,6 +88,14 @@ def tiny_model(kind: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel
         for parameter in model.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
+
+
+def place_of(kind: str, site: str) -> str:
+    """The module path, in the whole model, of a stable site's module."""
+    blocks, attn, mlp = PLACES.get(kind, LLAMA_LIKE)
+    name, _, index = site.partition(".")
+    part = {"attn": f".{attn}", "mlp": f".{mlp}"}.get(name, "")
+    return f"{blocks}.{index or 0}{part}"
 
 
 def tiny_tokenizer(vocab_size: int = VOCAB_SIZE, **settings: Any) -> PreTrainedTokenizerFast:
@@ -102,3 +124,20 @@ def save_tiny(folder: Path, kind: str = "gpt2", *, vocab: int = VOCAB_SIZE, seed
     tiny_model(kind, seed=seed, vocab_size=vocab, **overrides).save_pretrained(folder)
     tiny_tokenizer(min(vocab, VOCAB_SIZE)).save_pretrained(folder)
     return folder
+
+
+def settings_of(folder: Path, **values: Any) -> ModelSettings:
+    """The configuration's section ``model`` for a local folder, on the CPU."""
+    return ModelSettings(source=str(folder), device="cpu", **values)
+
+
+def resolve_tiny(folder: Path, *, threads: int | str = 1, n_cores: int = 1, **values: Any) -> dict[str, Any]:
+    """The content of ``model.json`` for a local folder."""
+    return resolve_model(settings_of(folder, **values), threads=threads, n_cores=n_cores)
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    """Flip the lowest bit of one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)

@@ -1,7 +1,7 @@
 """Capture: rows of token ids -> activations of the wanted sites -> durable shards.
 
-One job captures one part. It takes over every shard that an earlier, killed job made durable, captures the others in order
-and publishes when the part is whole.
+One job captures one part. It takes over every shard that an earlier, killed job made durable, captures the others in
+order and publishes when the part is whole.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
         missing = [shard for shard in staging.shards if shard not in records]
         log(f"part {part}: reused {len(records)}, to capture {len(missing)} of {len(staging.shards)} shards")
         if missing:
-            records |= _capture_shards(plan, staging, missing, log)
+            records |= capture_shards(plan, staging, missing, _load_capturer(plan, missing), log)
         published = staging.publish(records, part_path.parent)
         write_manifest(part_path, plan.identity, published)
         log(f"part {part}: reused {len(staging.shards) - len(missing)}, captured {len(missing)} shards")
@@ -99,12 +99,30 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
         staging.close()
 
 
-def _capture_shards(plan: Plan, staging: Staging, shards: Sequence[int], log: Log) -> dict[int, ShardRecord]:
-    check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]), shards)
-    trunk = load_trunk(dict(plan.facts), plan.settings.model)
-    capturer = Capturer(trunk, plan.sites, plan.facts["device"])
-    check_space(plan, capturer.widths, shards)  # again: a raw module path may have a width of its own
-    environment = describe_environment(dict(plan.facts))
+def _load_capturer(plan: Plan, missing: Sequence[int]) -> Capturer:
+    """Load the model, if there is room for what it will give."""
+    check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]), missing)
+    capturer = Capturer(load_trunk(plan.facts, plan.settings.model), plan.sites, plan.facts["device"])
+    check_space(plan, capturer.widths, missing)  # again: a raw module path may have a width of its own
+    return capturer
+
+
+def capture_shards(
+    plan: Plan, staging: Staging, shards: Sequence[int], capturer: Capturer, log: Log
+) -> dict[int, ShardRecord]:
+    """Capture shards in order, each durable before the next begins.
+
+    Args:
+        plan: what to capture.
+        staging: where the shards go.
+        shards: their numbers.
+        capturer: the loaded model.
+        log: gets a line a shard.
+
+    Returns:
+        The shards' records.
+    """
+    environment = describe_environment(plan.facts)
     max_rows = min(plan.layout.shard_rows, plan.layout.n_rows)
     buffers = {tier: ShardBuffer(shape, max_rows) for tier, shape in plan.shapes(capturer.widths).items()}
     n_tokens = sum(len(plan.layout.shard_rows_range(shard)) for shard in shards) * plan.corpus.seq_len
@@ -113,9 +131,8 @@ def _capture_shards(plan: Plan, staging: Staging, shards: Sequence[int], log: Lo
         for shard in shards:
             times = _fill_shard(plan, capturer, buffers, shard, bar)
             started = time.perf_counter()
-            metadata = {
-                tier: _metadata(plan, tier, shard, buffers[tier].shape) for tier in plan.layout.shard_tiers(shard)
-            }
+            shapes = {tier: buffers[tier].shape for tier in plan.layout.shard_tiers(shard)}
+            metadata = {tier: _metadata(plan, tier, shard, shape) for tier, shape in shapes.items()}
             records[shard] = staging.commit(shard, buffers, metadata, environment)
             times["write_s"] = time.perf_counter() - started
             rows = plan.layout.shard_rows_range(shard)
@@ -208,6 +225,6 @@ def _check_fits(value: torch.Tensor, stored: torch.Tensor, site: str, first_row:
             f"{where}: the model itself gives inf or NaN; nothing of this shard is stored. Check the model."
         )
     raise CaptureError(
-        f"{where}: maximum {row.abs().max().item():.6g} is beyond {dtype}'s {limit:.6g}; nothing of this shard is stored. "
+        f"{where}: maximum {row.abs().max().item():.6g} is beyond {dtype}'s {limit:.6g}; none of this shard is stored. "
         "Set capture.storage_dtype to bfloat16 or float32."
     )

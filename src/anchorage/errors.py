@@ -23,6 +23,10 @@ class ModelError(AnchorageError):
     """The model or tokenizer cannot be found, read or used."""
 
 
+class ResourceError(AnchorageError):
+    """The default model or corpus cannot be fetched or made."""
+
+
 class SiteError(AnchorageError):
     """A site names no place in this model, or the place does not give hidden states."""
 

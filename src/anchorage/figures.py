@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def plot_anchor_batches(table: pd.DataFrame, paths: Sequence[Path]) -> None:
     differences = pd.concat([table["max_abs_diff"], table["mean_rel_diff"]])
     smallest = differences[differences > 0].min()
     if differences.max() > 0:
-        differ.set_yscale("symlog", linthresh=smallest)
-    differ.set_ylim(bottom=0)
+        differ.set_yscale("symlog", linthresh=smallest, linscale=0.6)
+        differ.set_yticks([0, *(10.0**power for power in range(math.ceil(math.log10(smallest)), 2))])
+    differ.set_ylim(0, differences.max() * 3 or 1)
     differ.set_xticks(places, [str(size) for size in table["batch_rows"]])
     differ.set_xlabel("rows of a batch")
     differ.set_ylabel("difference (0 is bit-exact)")

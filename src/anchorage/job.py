@@ -20,6 +20,7 @@ from typing import Any
 
 from anchorage.durable import FILE_MODE
 from anchorage.errors import AnchorageError
+from anchorage.processors import available_processors
 from anchorage.settings import Settings, load_settings
 
 _PR_SET_PDEATHSIG = 1
@@ -62,19 +63,12 @@ def start_job(snakemake: Any) -> Job:
 def rule_threads(settings: Settings, cores: int) -> int:
     """Threads that a rule with a forward pass must claim so that such jobs side by side fill the machine just once.
 
-    ``--cores 4`` on two processors leaves half of the cores Snakemake counts without a processor, so a job that keeps one
-    processor busy claims two of them.
+    ``--cores 4`` on two processors leaves half of the cores Snakemake counts without a processor, so a job that keeps
+    one processor busy claims two of them.
     """
     if settings.capture.threads == "auto":
         return cores
     return min(cores, math.ceil(settings.capture.threads * cores / min(cores, available_processors())))
-
-
-def available_processors() -> int:
-    """Processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def die_with_driver() -> None:

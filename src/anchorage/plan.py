@@ -1,4 +1,4 @@
-"""What one run is to capture, and whether it can: the configuration, the resolved model and the corpus, brought together."""
+"""What a run is to capture, and whether it can: configuration, resolved model and corpus, brought together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anchorage.corpus import Corpus, open_corpus
+from anchorage.corpusfile import Corpus, open_corpus
 from anchorage.errors import CaptureError, CorpusError, SettingsError
 from anchorage.settings import Settings
 from anchorage.store.format import TierShape
@@ -127,7 +127,7 @@ def check_space(plan: Plan, widths: Mapping[str, int], shards: Sequence[int]) ->
     free = shutil.disk_usage(plan.staging).free
     if needed + _SPARE_BYTES > free:
         raise CaptureError(
-            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. Free some "
-            "(`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
+            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. Free "
+            "some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
             "capture.staging_dir to a larger disk."
         )

@@ -1,7 +1,7 @@
 """The configuration as typed, checked values.
 
-Every fault is found before any work starts, and all of them are reported at once, each with its dotted path. Unknown keys
-are faults: a misspelt key that is silently ignored costs a whole run.
+Every fault is found before any work starts, and all of them are reported at once, each with its dotted path. Unknown
+keys are faults: a misspelt key that is silently ignored costs a whole run.
 """
 
 from __future__ import annotations

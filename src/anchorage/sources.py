@@ -12,7 +12,7 @@ _SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".gz")
 
 
 def is_local(source: str) -> bool:
-    """Whether a source is meant as a path: it exists, begins like one, or is not of the form ``name`` or ``owner/name``."""
+    """Whether a source is meant as a path: it exists, or is not of the form ``name`` or ``owner/name``."""
     looks_local = source.startswith(("/", ".", "~")) or source.count("/") > 1 or source.endswith(_SUFFIXES)
     return looks_local or Path(source).expanduser().exists()
 
@@ -47,5 +47,3 @@ def check_sources(settings: Settings) -> None:
             faults.append(f"{key}: there is no {source}{did_you_mean(path.name, beside)}")
     if faults:
         raise SettingsError("; ".join(faults) + ". Give a path that exists, or a Hub id such as owner/name.")
-
-

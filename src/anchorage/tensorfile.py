@@ -1,9 +1,9 @@
 """The safetensors container: encode a header, check a header, read byte ranges.
 
-A file is ``<u64 header length><JSON header><tensor bytes>`` (https://huggingface.co/docs/safetensors). The library's own
-writer needs all tensors in memory, puts metadata keys in random order and never calls fsync; so headers are made here,
-the caller writes the tensor bytes as they come, and the same tensors always give the same bytes. Any safetensors reader
-opens the result.
+A file is ``<u64 header length><JSON header><tensor bytes>`` (https://huggingface.co/docs/safetensors). The library's
+own writer needs all tensors in memory, puts metadata keys in random order and never calls fsync; so headers are made
+here, the caller writes the tensor bytes as they come, and the same tensors always give the same bytes. Any
+safetensors reader opens the result.
 """
 
 from __future__ import annotations

@@ -1,110 +1,132 @@
-"""The trunk: a causal language model without its head, and where its blocks are.
+"""Running the trunk, and reading what passes at a site.
 
-Only the trunk is ever run: activations need no logits, and with a vocabulary of 50,000 the head takes most of the time.
+Only the trunk is run, the model without its language-model head: activations need no logits, and with a vocabulary of
+50,000 the head takes most of the time. Reading goes through nnsight (https://nnsight.net).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from nnsight import NNsight
+from torch import Tensor
 
-from anchorage.errors import SiteError
+from anchorage.architecture import Trunk
+from anchorage.errors import SiteError, did_you_mean
+from anchorage.sites import explain_faults, stable_names
 
-# What transformers calls these sub-modules of a block. Where the feed-forward is no module (OPT), fc2 is its last map.
-_ATTN_NAMES = ("attn", "self_attn", "attention", "self_attention")
-_MLP_NAMES = ("mlp", "feed_forward", "ffn", "fc2")
+_ROOT = "model."  # nnsight's name for the module it wraps
+_PROBE_ROWS, _PROBE_LEN = 2, 4
+
+End = Literal["output", "input"]
 
 
-@dataclass(frozen=True, eq=False)
-class Trunk:
-    """A model without its head. Made by :func:`find_trunk`.
+@dataclass(frozen=True)
+class Site:
+    """A place in the trunk.
 
     Args:
-        module: the trunk itself; called as ``module(input_ids=..., use_cache=False)``.
-        layers: its list of blocks, which :func:`trimmed` shortens for a while.
-        n_layers: the number of blocks of the whole list.
-        prefix: the trunk's path in the full model (``transformer``).
-        layers_path: the list's path relative to the trunk (``h``, ``decoder.layers``).
-        attn_name, mlp_name: the sub-modules of a block.
-        paths: every module of the whole trunk, by path relative to it; a shared module is there once.
-        outside: the full model's modules that are not in the trunk (``lm_head``).
+        name: the stable name, or the raw path as the user wrote it.
+        path: the module's path relative to the trunk.
+        at: whether the module's output is meant, or its first input.
+        depth: leading blocks that must be kept for this site to be computed.
     """
 
-    module: nn.Module
-    layers: nn.ModuleList
-    n_layers: int
-    prefix: str
-    layers_path: str
-    attn_name: str
-    mlp_name: str
-    paths: frozenset[str]
-    outside: frozenset[str]
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+    name: str
+    path: str
+    at: End
+    depth: int
 
 
-def find_trunk(hf_model: Any) -> Trunk:
-    """Find the trunk, its blocks and their parts in a transformers causal language model.
+Take = Callable[[Site, Tensor], None]
+
+
+def find_sites(trunk: Trunk, names: Sequence[str]) -> list[Site]:
+    """Find the modules of expanded names, in the order of the names.
 
     Args:
-        hf_model: a ``PreTrainedModel``. Its weights are not looked at, so the meta device will do; it is not kept.
+        trunk: of the model; it may be shortened, the whole list of blocks is meant all the same.
+        names: from :func:`expand_sites`. A raw path is one of the full model, or relative to the trunk.
 
     Raises:
-        SiteError: the architecture has no single list of blocks with an attention and a feed-forward module.
+        SiteError: names every path that leads nowhere, with near ones, or out of the trunk.
     """
-    decoder = hf_model.get_decoder()
-    # Llama 4's text model names a base model that it has not: then `base_model` is the model itself, head and all.
-    module = decoder if hf_model.base_model is hf_model else hf_model.base_model
-    full = {found: path for path, found in hf_model.named_modules()}
-    inside = {found: path for path, found in module.named_modules()}
-    n_layers = hf_model.config.get_text_config().num_hidden_layers
-    # Within the decoder only: a vision tower may have as many layers.
-    found = _find_layers(decoder if decoder in inside else module, n_layers)
-    if module is hf_model or len(found) != 1:
-        raise SiteError(
-            f"{type(hf_model).__name__}: this architecture is not supported: it needs one list of {n_layers} blocks, each "
-            f"with an attention ({', '.join(_ATTN_NAMES)}) and a feed-forward ({', '.join(_MLP_NAMES)}) module, and "
-            f"{len(found)} such lists were found."
-        )
-    layers, attn_name, mlp_name = found[0]
-    return Trunk(
-        module=module,
-        layers=layers,
-        n_layers=n_layers,
-        prefix=full[module],
-        layers_path=inside[layers],
-        attn_name=attn_name,
-        mlp_name=mlp_name,
-        paths=frozenset(inside.values()) - {""},
-        outside=frozenset(path for found, path in full.items() if found not in inside) - {""},
-    )
+    stable = set(stable_names(trunk.n_layers))
+    sites, faults = [], []
+    for name in names:
+        path = _stable_path(trunk, name) if name in stable else _raw_path(trunk, name)
+        if path in trunk.paths:
+            sites.append(Site(name, path, "input" if name == "embed" else "output", _depth(trunk, path)))
+        elif name in stable:
+            faults.append(f"site {name!r}: this block has no module {path!r} of its own")
+        elif name in trunk.outside:
+            faults.append(f"{name!r} is outside the trunk {trunk.prefix!r}, and only the trunk runs")
+        else:
+            faults.append(f"no module {name!r}{_near_paths(trunk, name)}")
+    if faults:
+        raise SiteError(explain_faults(faults, trunk.n_layers))
+    return sites
 
 
-def _find_layers(module: nn.Module, n_layers: int) -> list[tuple[nn.ModuleList, str, str]]:
-    lists = [found for found in module.modules() if isinstance(found, nn.ModuleList) and len(found) == n_layers > 0]
-    parts = [(layers, _part(layers[0], _ATTN_NAMES), _part(layers[0], _MLP_NAMES)) for layers in lists]
-    return [(layers, attn, mlp) for layers, attn, mlp in parts if attn and mlp]
+def _stable_path(trunk: Trunk, name: str) -> str:
+    kind, _, index = name.partition(".")
+    part = {"attn": f".{trunk.attn_name}", "mlp": f".{trunk.mlp_name}"}.get(kind, "")
+    return f"{trunk.layers_path}.{index or 0}{part}"
 
 
-def _part(block: nn.Module, names: tuple[str, ...]) -> str | None:
-    children = dict(block.named_children())
-    return next((name for name in names if name in children), None)
+def _raw_path(trunk: Trunk, name: str) -> str:
+    inner = name.removeprefix(f"{trunk.prefix}.")
+    return inner if inner in trunk.paths else name
+
+
+def _depth(trunk: Trunk, path: str) -> int:
+    inner = path.removeprefix(f"{trunk.layers_path}.")
+    return trunk.n_layers if inner == path else int(inner.partition(".")[0]) + 1
+
+
+def _near_paths(trunk: Trunk, name: str) -> str:
+    full = sorted(f"{trunk.prefix}.{path}" for path in trunk.paths)
+    return did_you_mean(name, full if name.startswith(f"{trunk.prefix}.") else [*sorted(trunk.paths), *full])
+
+
+def hidden_states(value: Any, *, n_rows: int, seq_len: int, site: str) -> Tensor:
+    """What a module hands over, as hidden states.
+
+    Args:
+        value: a tensor, or a tuple whose first item is one: [n_rows, seq_len, width] or [n_rows * seq_len, width].
+        n_rows, seq_len: of the batch.
+        site: named in the error.
+
+    Returns:
+        [n_rows, seq_len, width], a view of what was given. Nothing is copied.
+
+    Raises:
+        SiteError: it is something else; the message says what.
+    """
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    if not isinstance(first, Tensor):
+        found = f"a value of type {type(first).__name__}"
+    elif not first.is_floating_point():
+        found = f"a tensor of {first.dtype}"
+    elif first.dim() == 3 and first.shape[:2] == (n_rows, seq_len):
+        return first
+    elif first.dim() == 2 and first.shape[0] == n_rows * seq_len:
+        return first.unflatten(0, (n_rows, seq_len))
+    else:
+        found = f"a tensor of shape {list(first.shape)}"
+    raise SiteError(f"site {site!r} gives {found}, not hidden states [{n_rows}, {seq_len}, width]")
 
 
 @contextlib.contextmanager
 def trimmed(trunk: Trunk, depth: int) -> Iterator[None]:
     """Keep only the first ``depth`` blocks, and put the others back at the end, also after an error.
 
-    What the kept blocks compute does not change by a bit; what comes after them (the final norm) does. The list object
-    stays the same, so an nnsight wrapper works whether it was made before, inside or after; only one made inside does not
-    know the blocks that were away.
+    What the kept blocks compute does not change by a bit; what comes after them (the final norm) does. A
+    :class:`SiteReader` works whether it was made before, inside or after, since each block stays the same object.
     """
     assert depth > 0, depth
     removed = list(trunk.layers[depth:])
@@ -113,3 +135,120 @@ def trimmed(trunk: Trunk, depth: int) -> Iterator[None]:
         yield
     finally:
         trunk.layers.extend(removed)
+
+
+class SiteReader:
+    """Runs forward passes of a trunk and reads sites. The trunk is wrapped once, here.
+
+    Args:
+        trunk: in eval mode. It may be shortened by :func:`trimmed`, as long as the sites lie within.
+        sites: in running order, as :func:`probe_sites` gives them.
+    """
+
+    def __init__(self, trunk: Trunk, sites: Sequence[Site]) -> None:
+        self.sites = list(sites)
+        self._root = NNsight(trunk.module)
+        envoys = {envoy.path.removeprefix(_ROOT): envoy for envoy in self._root.modules()}
+        self._places = [(site, envoys[site.path]) for site in self.sites]
+
+    def read(self, ids: Tensor, take: Take) -> None:
+        """Run one forward pass, and hand each site's hidden states over at the moment they pass.
+
+        Args:
+            ids: [rows, seq_len] int64, on the model's device.
+            take: called for each site in running order with [rows, seq_len, width], in the model's dtype, on its
+                device. The tensor is the model's own and may be changed in place right after, so ``take`` must copy
+                what it keeps (a cast to another dtype copies). Its exceptions end the pass and reach the caller as is.
+        """
+        n_rows, seq_len = ids.shape
+        with torch.no_grad(), self._root.trace(input_ids=ids, use_cache=False):
+            for site, envoy in self._places:
+                # Reading the attribute waits until the forward pass gets there.
+                take(site, hidden_states(getattr(envoy, site.at), n_rows=n_rows, seq_len=seq_len, site=site.name))
+
+    def cache(self, ids: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """Run one forward pass and keep every site with nnsight's own cache: a second path, to compare the first with.
+
+        Args:
+            ids: [rows, seq_len] int64, on the model's device.
+            dtype: what the cache casts to. None, or the model's own dtype, copies nothing: what comes back may then
+                have been changed in place after it passed.
+
+        Returns:
+            [rows, seq_len, width] by site name, on the CPU.
+        """
+        n_rows, seq_len = ids.shape
+        passed = self._record(ids, dtype)
+        return {
+            site.name: hidden_states(passed.value(site), n_rows=n_rows, seq_len=seq_len, site=site.name)
+            for site in self.sites
+        }
+
+    def _record(self, ids: Tensor, dtype: torch.dtype | None) -> _Record:
+        outputs = [envoy for site, envoy in self._places if site.at == "output"]
+        inputs = [envoy for site, envoy in self._places if site.at == "input"]
+        with torch.no_grad(), self._root.trace(input_ids=ids, use_cache=False) as tracer:
+            # Two caches: one that keeps inputs and outputs has its keys in the order of entering, not of leaving.
+            left = tracer.cache(modules=outputs, dtype=dtype)
+            entered = tracer.cache(inputs, dtype=dtype, include_inputs=True, include_output=False)
+        return _Record(left, entered)
+
+
+class _Record:
+    """What nnsight's caches kept of one forward pass."""
+
+    def __init__(self, outputs: Any, inputs: Any) -> None:
+        self._views = {"output": outputs, "input": inputs}
+        self._order = {path.removeprefix(_ROOT): i for i, path in enumerate(outputs.keys())}
+
+    def n_visits(self, site: Site) -> int:
+        view, key = self._views[site.at], f"{_ROOT}{site.path}"
+        return len(view[key]) if key in set(view.keys()) else 0
+
+    def value(self, site: Site) -> Any:
+        return getattr(self._views[site.at][f"{_ROOT}{site.path}"], site.at)
+
+    def position(self, site: Site) -> float:
+        """When it passes: outputs in their order, an input just before the first output from within its module."""
+        if site.at == "output":
+            return self._order[site.path]
+        return min(i for path, i in self._order.items() if f"{path}.".startswith(f"{site.path}.")) - 0.5
+
+
+def probe_sites(trunk: Trunk, sites: Sequence[Site], device: torch.device | str) -> tuple[list[Site], dict[str, int]]:
+    """Run one tiny forward pass, which tells what the sites are before any time is spent on them.
+
+    Args:
+        trunk: as :class:`SiteReader` takes it.
+        sites: in any order.
+        device: where the model lies.
+
+    Returns:
+        The sites in the order in which they pass, and the width of each by name.
+
+    Raises:
+        SiteError: the pass fails; or names every site that is not passed exactly once, or gives no hidden states.
+    """
+    # The first block's output shows when its input passed.
+    first = Site("block.0", f"{trunk.layers_path}.0", "output", 1)
+    ids = torch.arange(_PROBE_LEN, device=device).repeat(_PROBE_ROWS, 1)
+    reader = SiteReader(trunk, [*sites, first])
+    try:
+        passed = reader._record(ids, None)
+    except Exception as error:
+        raise SiteError(f"the trunk does not run on token ids alone: {type(error).__name__}: {error}") from error
+    widths, faults = {}, []
+    for site in sites:
+        try:
+            widths[site.name] = _probe_width(passed, site)
+        except SiteError as error:
+            faults.append(str(error))
+    if faults:
+        raise SiteError("; ".join(faults))
+    return sorted(sites, key=passed.position), widths
+
+
+def _probe_width(passed: _Record, site: Site) -> int:
+    if (n_visits := passed.n_visits(site)) != 1:
+        raise SiteError(f"site {site.name!r} is passed {n_visits} times in a forward pass, not once")
+    return hidden_states(passed.value(site), n_rows=_PROBE_ROWS, seq_len=_PROBE_LEN, site=site.name).shape[-1]

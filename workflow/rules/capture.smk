@@ -21,13 +21,15 @@ for part_rule in PART_RULES:
             f"{LOGS}/capture_part_{{p}}.log",
         wildcard_constraints:
             p="|".join(map(str, part_rule.parts)),
-        params:
-            capture=settings.capture.model_dump(exclude={"parts", "staging_dir", "threads"}),
-            format=SHARD_FORMAT,
-            shards=lambda wildcards: list(layout.part_shards(int(wildcards.p))),
-        threads: CAPTURE_THREADS
         conda:
             ENVIRONMENT
+        threads: CAPTURE_THREADS
+        params:
+            capture=settings.capture.model_dump(
+                exclude={"parts", "staging_dir", "threads"}
+            ),
+            format=SHARD_FORMAT,
+            shards=lambda wildcards: list(layout.part_shards(int(wildcards.p))),
         script:
             "../scripts/capture_part.py"
 

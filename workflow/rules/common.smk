@@ -8,7 +8,12 @@ from anchorage.job import hold_run, rule_threads
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs
 from anchorage.store.layout import layout_of
-from anchorage.store.names import MANIFEST, SHARD_FORMAT, published_part, published_shard
+from anchorage.store.names import (
+    MANIFEST,
+    SHARD_FORMAT,
+    published_part,
+    published_shard,
+)
 
 try:
     settings = load_settings(config)

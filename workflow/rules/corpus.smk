@@ -11,9 +11,9 @@ rule build_corpus:
         facts=CORPUS_FACTS,
     log:
         f"{LOGS}/build_corpus.log",
-    params:
-        corpus=settings.corpus.model_dump(),
     conda:
         ENVIRONMENT
+    params:
+        corpus=settings.corpus.model_dump(),
     script:
         "../scripts/build_corpus.py"

@@ -32,11 +32,12 @@ rule resolve_model:
         MODEL_FACTS,
     log:
         f"{LOGS}/resolve_model.log",
+    conda:
+        ENVIRONMENT
+    # Not for its own work: threads are no reason to run it anew, and `capture.threads: auto` is fixed by what it is given.
+    threads: workflow.cores
     params:
         model=settings.model.model_dump(),
         threads=settings.capture.threads,
-        cores=workflow.cores if settings.capture.threads == "auto" else None,
-    conda:
-        ENVIRONMENT
     script:
         "../scripts/resolve_model.py"

@@ -10,11 +10,11 @@ rule verify_cache:
         f"{RESULTS}/verify.json",
     log:
         f"{LOGS}/verify_cache.log",
-    params:
-        depth=settings.verify.depth,
-    threads: 2
     conda:
         ENVIRONMENT
+    threads: 2
+    params:
+        depth=settings.verify.depth,
     script:
         "../scripts/verify_cache.py"
 
@@ -30,12 +30,12 @@ rule anchor_cache:
         batches=f"{RESULTS}/anchor_batches.csv",
     log:
         f"{LOGS}/anchor_cache.log",
+    conda:
+        ENVIRONMENT
+    threads: CAPTURE_THREADS
     params:
         anchor=settings.anchor.model_dump(),
         seed=settings.seed,
-    threads: CAPTURE_THREADS
-    conda:
-        ENVIRONMENT
     script:
         "../scripts/anchor_cache.py"
 
@@ -49,10 +49,10 @@ rule gate:
         f"{LOGS}/gate_{{check}}.log",
     wildcard_constraints:
         check="verify|anchor",
-    params:
-        manifest=f"{CACHE}/{MANIFEST}",
     conda:
         ENVIRONMENT
+    params:
+        manifest=f"{CACHE}/{MANIFEST}",
     script:
         "../scripts/gate.py"
 

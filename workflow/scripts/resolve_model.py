@@ -7,6 +7,6 @@ from anchorage.job import start_job
 from anchorage.model import resolve_model
 
 job = start_job(snakemake)
-facts = resolve_model(job.settings.model, threads=job.settings.capture.threads, n_cores=snakemake.params.cores or 1)
+facts = resolve_model(job.settings.model, threads=job.settings.capture.threads, n_cores=snakemake.threads)
 write_json(Path(snakemake.output[0]), facts)
 job.log(f"{facts['source']}: weights {facts['weights_digest']}, {facts['device']}, {facts['threads']} threads")

@@ -1,6 +1,7 @@
 """The file format: every name, dtype and offset of a shard, and the names of all files of a cache.
 
-Writer, reader and verification import it; nothing else knows it. docs/format.md says the same in words and is normative.
+Writer, reader and verification import it; nothing else knows it. docs/format.md says the same in words and is
+normative.
 """
 
 from __future__ import annotations
@@ -113,10 +114,10 @@ class ShardBuffer:
 
     def _pieces(self, name: str, n_rows: int) -> list[memoryview]:
         if name == ROW_DIGESTS:
-            return [memoryview(np.ascontiguousarray(self._digests[:, :n_rows])).cast("B")]
+            return [np.ascontiguousarray(self._digests[:, :n_rows]).data.cast("B")]
         if name == TOKENS:
-            return [memoryview(self._tokens[:n_rows]).cast("B")]
-        data = memoryview(_bytes_of(self._sites[name][:n_rows]).reshape(-1))
+            return [self._tokens[:n_rows].data.cast("B")]
+        data = _bytes_of(self._sites[name][:n_rows]).reshape(-1).data
         return [data[start : start + _WRITE_BYTES] for start in range(0, len(data), _WRITE_BYTES)]
 
 
@@ -159,7 +160,7 @@ class ShardFile:
 
 
 def check_rows(path: Path, name: str, data: np.ndarray, digests: Sequence[int] | np.ndarray) -> None:
-    """Compare rows' bytes uint8 ``[rows, bytes a row]`` with their digests; an IntegrityError names the first bad one."""
+    """Compare rows' bytes uint8 ``[rows, bytes a row]`` with their digests; IntegrityError names the first bad one."""
     for index, (row, expected) in enumerate(zip(data, digests, strict=True)):
         found = digest_row(row)
         if found != int(expected):
@@ -171,9 +172,13 @@ def check_rows(path: Path, name: str, data: np.ndarray, digests: Sequence[int] |
             )
 
 
-def as_tensor(data: np.ndarray, storage_dtype: str, row_shape: tuple[int, ...]) -> torch.Tensor:
-    """View bytes uint8 ``[rows, bytes a row]`` as a tensor ``[rows, *row_shape]``, without a copy."""
-    return torch.from_numpy(data).view(STORAGE_DTYPES[storage_dtype]).reshape(len(data), *row_shape)
+def as_tensor(data: np.ndarray, storage_dtype: str, seq_len: int | None) -> torch.Tensor:
+    """View bytes uint8 ``[rows, bytes a row]`` as ``[rows, seq_len, width]``, or ``[rows, width]`` where ``seq_len`` is
+    None, without a copy."""
+    dtype = STORAGE_DTYPES[storage_dtype]
+    width = data.shape[1] // dtype.itemsize // (seq_len or 1)
+    shape = (len(data), width) if seq_len is None else (len(data), seq_len, width)
+    return torch.from_numpy(data.reshape(-1)).view(dtype).reshape(shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Records of shards: the lines of journals, part lists and the manifest.
 
-The journal says what is durable in staging, a part list what one job has published, the manifest alone says which shards
-exist. The manifest's first line carries the number and the digest of the lines below, so that a torn or edited manifest
-is noticed without any other file.
+The journal says what is durable in staging, a part list what one job has published, the manifest alone says which
+shards exist. The manifest's first line carries the number and the digest of the lines below, so that a torn or edited
+manifest is noticed without any other file.
 """
 
 from __future__ import annotations

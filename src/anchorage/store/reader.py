@@ -102,8 +102,7 @@ class Cache:
         indices = self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
         data = self._gather(tier, site, indices)
         reduced = self.identity["tiers"][tier]["reduce"] != "none"
-        row_shape = (-1,) if reduced else (self.identity["seq_len"], -1)
-        return as_tensor(data, self.identity["storage_dtype"], row_shape)
+        return as_tensor(data, self.identity["storage_dtype"], None if reduced else self.identity["seq_len"])
 
     def tokens(self, rows: Rows = None) -> torch.Tensor:
         """Token ids of rows, int64 ``[rows, seq_len]``, from the tier that holds most rows."""

@@ -1,7 +1,8 @@
 """Staging: shards made durable one by one, accepted again after a kill, published when their part is whole.
 
-The folder ``staging/{key}/`` is flat, so that another number of parts finds the same shards. A shard is committed by its
-journal line, written last; it is accepted only if the key, the digest of its token rows, its size and its xxh3 all agree.
+The folder ``staging/{key}/`` is flat, so that another number of parts finds the same shards. A shard is committed by
+its journal line, written last; it is accepted only if the key, the digest of its token rows, its size and its xxh3
+all agree.
 """
 
 from __future__ import annotations

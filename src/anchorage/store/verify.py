@@ -39,7 +39,9 @@ def verify_cache(
     """
     report: dict[str, Any] = {"key": None, "ok": False, "depth": depth, "n_shards": 0, "n_files": 0, "n_bytes": 0}
     faults: dict[str, str] = {}
-    missing, corrupt, orphans = [], [], []
+    missing: list[str] = []
+    corrupt: list[str] = []
+    orphans: list[str] = []
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(cache / MANIFEST)

@@ -1,0 +1,34 @@
+"""Fixtures shared by the workflow and crash tests."""
+
+from __future__ import annotations
+
+import os
+
+# Nothing here may reach a hub, and one thread a test process keeps two of them from slowing each other.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import pytest
+
+from workflows import Workflow
+
+
+@pytest.fixture(scope="session")
+def fresh_workflow(tmp_path_factory):
+    """A workflow that has not run. Copy it, do not run it."""
+    return Workflow(tmp_path_factory.mktemp("fresh"))
+
+
+@pytest.fixture(scope="session")
+def corpus_workflow(fresh_workflow, tmp_path_factory):
+    """The same with its model resolved and its corpus built. Copy it, do not run it."""
+    workflow = fresh_workflow.copy(tmp_path_factory.mktemp("corpus"))
+    workflow.run("--", "corpus")
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def finished_workflow(corpus_workflow, tmp_path_factory):
+    """The same run to its end. Copy it, do not run it."""
+    workflow = corpus_workflow.copy(tmp_path_factory.mktemp("finished"))
+    workflow.run()
+    return workflow

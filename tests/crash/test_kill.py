@@ -1,0 +1,134 @@
+"""kill -9 at every stage of a run, then the plain command.
+
+Goal: nothing is lost but the shard at work, nothing is written twice, and the end is byte for byte that of an
+uninterrupted run. Method: start the real workflow, wait for an event, kill the process group (or the driver alone),
+run the same command. Oracle: the bytes of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from workflows import kill_group, wait_until
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(corpus_workflow, tmp_path_factory):
+    """Shards and manifest of a run left alone, by number of parts."""
+    known = {}
+
+    def run(parts):
+        if parts not in known:
+            workflow = corpus_workflow.copy(tmp_path_factory.mktemp(f"whole-{parts}"))
+            workflow.config["capture"]["parts"] = parts
+            workflow.run("--", "cache")
+            known[parts] = (workflow.shards(), workflow.manifest())
+        return known[parts]
+
+    return run
+
+
+def reused_and_captured(workflow) -> tuple[int, int]:
+    """Sums over the parts, as their logs say."""
+    found = [0, 0]
+    for path in (workflow.results / "logs").glob("capture_part_*.log"):
+        for reused, captured in re.findall(r"reused (\d+), captured (\d+)", path.read_text()):
+            found[0] += int(reused)
+            found[1] += int(captured)
+    return found[0], found[1]
+
+
+MOMENTS = {
+    "the driver has just begun": lambda w: (w.root / ".snakemake/log").exists(),
+    "the model loads": lambda w: (w.results / "staging").exists() and any(w.results.glob("staging/*/lock")),
+    "a shard is being written": lambda w: any(w.results.glob("staging/*/*.tmp-*")),
+    "1 shard is durable": lambda w: w.journal_lines() >= 1,
+    "3 shards are durable": lambda w: w.journal_lines() >= 3,
+    "5 shards are durable": lambda w: w.journal_lines() >= 5,
+    "8 shards are durable": lambda w: w.journal_lines() >= 8,
+    "all shards are durable": lambda w: w.journal_lines() >= 11,
+    "a part is published": lambda w: any(w.results.glob("cache/part-*.jsonl")),
+    "the manifest is written": lambda w: (w.results / "cache/manifest.jsonl").exists(),
+}
+CASES = [(2, moment) for moment in MOMENTS] + [
+    (parts, moment) for parts in (1, 3) for moment in ("5 shards are durable", "a shard is being written")
+]
+
+
+@pytest.mark.parametrize(("parts", "moment"), CASES, ids=[f"{parts} parts, {moment}" for parts, moment in CASES])
+def test_killed_and_run_again_it_ends_as_if_never_killed(corpus_workflow, uninterrupted, tmp_path, parts, moment):
+    shards, manifest = uninterrupted(parts)
+    workflow = corpus_workflow.copy(tmp_path)
+    workflow.config["capture"]["parts"] = parts
+    process = workflow.start("--", "cache")
+    assert wait_until(lambda: MOMENTS[moment](workflow), process)
+    kill_group(process)
+    durable, gathered = workflow.journal_lines(), moment == "the manifest is written"
+    workflow.run("--", "cache")
+    if not gathered:  # a killed gathering is done again without a capture
+        assert reused_and_captured(workflow) == (durable, 11 - durable)
+    assert workflow.journal_lines() == 11  # no shard was made durable twice
+    assert workflow.shards() == shards
+    assert workflow.manifest() == manifest
+    assert not any(workflow.results.rglob("*.tmp-*"))
+
+
+def test_killed_before_the_corpus_and_in_the_checks(fresh_workflow, finished_workflow, tmp_path):
+    workflow = fresh_workflow.copy(tmp_path)
+    for event in ("logs/resolve_model.log", "logs/build_corpus.log", "logs/verify_cache.log", "logs/anchor_cache.log"):
+        process = workflow.start()
+        assert wait_until(lambda event=event: (workflow.results / event).exists(), process)
+        time.sleep(0.5)
+        kill_group(process)
+    workflow.run()
+    assert workflow.shards() == finished_workflow.shards()
+    assert workflow.manifest() == finished_workflow.manifest()
+    assert workflow.report("anchor")["ok"]
+    assert "Nothing to be done" in workflow.run()
+
+
+def writers(workflow) -> set[int]:
+    """Processes that run a script of this workflow's folder."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                command = Path(f"/proc/{entry}/cmdline").read_bytes()
+                if os.readlink(f"/proc/{entry}/cwd") == str(workflow.root) and b"capture_part" in command:
+                    found.add(int(entry))
+            except OSError:
+                continue
+    return found
+
+
+def test_the_driver_alone_killed_its_jobs_end_and_the_plain_command_goes_on(corpus_workflow, uninterrupted, tmp_path):
+    shards, manifest = uninterrupted(2)
+    workflow = corpus_workflow.copy(tmp_path)
+    process = workflow.start("--", "cache")
+    assert wait_until(lambda: workflow.journal_lines() >= 2, process)
+    old = writers(workflow)
+    assert old
+    os.kill(process.pid, signal.SIGKILL)
+    workflow.run("--", "cache")
+    process.communicate()
+    assert not old & writers(workflow)
+    assert workflow.journal_lines() == 11  # a shard written by two processes would have two lines
+    assert workflow.shards() == shards
+    assert workflow.manifest() == manifest
+
+
+def test_a_second_driver_is_kept_out_while_one_is_live(corpus_workflow, uninterrupted, tmp_path):
+    workflow = corpus_workflow.copy(tmp_path)
+    process = workflow.start("--", "cache")
+    assert wait_until(lambda: workflow.journal_lines() >= 1, process)
+    output = workflow.run("--", "cache", ok=False)
+    assert f"another snakemake (process {process.pid}) is at work on run 'tiny'" in output
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert workflow.shards() == uninterrupted(2)[0]

@@ -1,0 +1,102 @@
+"""The shape of the code: imports point one way, functions and files stay small, one module alone does dangerous things.
+
+Goal: the house of docs/design.md stands. Method: read the sources as syntax trees.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src/anchorage"
+
+# From the ground up. A module imports only what stands before it.
+LAYERS = [
+    ["errors", "processors", "durable", "digest", "tensorfile"],
+    ["settings", "wikitext", "resources", "sources", "sites", "architecture", "trunk", "model_files", "model"],
+    ["textsource", "corpusfile", "corpus"],
+    ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
+    ["store.staging", "store.prune", "store.reader", "store.verify"],
+    ["plan", "memory", "capture", "anchor"],
+    ["gate", "figures", "job"],
+]
+ORDER = [name for layer in LAYERS for name in layer]
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MODULES = [path for path in SOURCES if path.name != "__init__.py"]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports_of(source: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "anchorage":
+            inner = node.module.removeprefix("anchorage").lstrip(".")
+            joined = [f"{inner}.{alias.name}".lstrip(".") for alias in node.names]
+            names |= {name if name in ORDER else inner for name in joined}
+        if isinstance(node, ast.Import):
+            names |= {
+                alias.name.removeprefix("anchorage.") for alias in node.names if alias.name.startswith("anchorage.")
+            }
+    return names - {""}
+
+
+def points_down(name: str, source: str) -> bool:
+    return all(ORDER.index(imported) < ORDER.index(name) for imported in imports_of(source))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_down(path):
+    assert module_name(path) in ORDER, "it has no place in the layers"
+    assert points_down(module_name(path), path.read_text()), imports_of(path.read_text())
+
+
+def test_an_import_that_points_up_would_be_found():
+    assert not points_down("digest", "from anchorage.store.reader import Cache")
+    assert not points_down("store.names", "from anchorage.store import format")
+    assert not points_down("errors", "import anchorage.durable")
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *sorted((ROOT / "workflow").rglob("*.py"))], ids=lambda path: path.stem)
+def test_functions_and_files_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 70, node.name
+    if path.parent.name == "scripts":
+        assert text.count("\n") <= 25
+        assert not any(isinstance(node, ast.For | ast.While) for node in ast.walk(ast.parse(text)))
+
+
+def test_a_script_is_named_as_its_rule():
+    rules = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    for script in (ROOT / "workflow/scripts").glob("*.py"):
+        # capture_part's rules are named in the layout: one for each pattern of files
+        assert f"rule {script.stem}:" in rules or script.stem == "capture_part"
+        assert f"../scripts/{script.name}" in rules
+
+
+def test_only_durable_renames_and_syncs():
+    for path in MODULES:
+        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        dangerous = calls & {"os.rename", "os.replace", "os.fsync", "os.fdatasync", "os.link"}
+        assert not dangerous or module_name(path) == "durable"
+
+
+def test_environment_pins_equal_the_lock():
+    def pins(lines):
+        return sorted(line.strip() for line in lines if "==" in line and not line.startswith("#"))
+
+    lock = pins((ROOT / "requirements.lock").read_text().splitlines())
+    assert lock
+    assert "+" not in "".join(lock)  # plain versions
+    for path in (ROOT / "workflow/envs").glob("*.yaml"):
+        environment = yaml.safe_load(path.read_text())
+        assert pins(environment["dependencies"][-1]["pip"]) == lock

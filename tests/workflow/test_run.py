@@ -1,0 +1,199 @@
+"""The workflow from end to end: results, resuming, changed configurations, damage.
+
+Goal: what the documents promise of the plain command and of `make verify` holds. Method: the tiny configuration in a
+folder of its own. Oracle: bytes of a run left alone, and the documented fields.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stores import flip_bit, truncate
+from workflows import ROOT, Workflow
+
+VERIFY = ("--forcerun", "verify_cache", "--", "verify")
+
+
+@pytest.fixture
+def workflow(finished_workflow, tmp_path):
+    return finished_workflow.copy(tmp_path)
+
+
+def captured(workflow, part: int) -> str:
+    return workflow.log(f"capture_part_{part}").strip().splitlines()[-1].split(": ", 1)[1]
+
+
+def test_every_result_is_there_with_its_fields(workflow):
+    assert {"source", "commit", "weights_digest", "tokenizer_digest", "architecture", "versions"} <= set(
+        workflow.report("model")
+    )
+    corpus = workflow.report("corpus/corpus")
+    assert {"rows", "seq_len", "n_tokens", "layout", "source", "text_digest"} <= set(corpus)
+    assert corpus["n_tokens"] == 86 * 16
+    verify, anchor = workflow.report("verify"), workflow.report("anchor")
+    assert {"key", "ok", "depth", "n_shards", "n_bytes", "missing", "corrupt", "orphans"} <= set(verify)
+    assert (verify["ok"], verify["depth"], verify["n_shards"]) == (True, "full", 11)
+    assert verify["n_bytes"] == sum(map(len, workflow.shards().values()))
+    assert anchor["exact"]["n_rows"] >= 34
+    assert anchor["exact"]["mismatched"] == 0
+    head, *lines = (json.loads(line) for line in workflow.manifest().splitlines())
+    assert {"format", "key", "identity"} <= set(head)
+    assert all({"shard", "rows", "environment", "tiers"} <= set(line) for line in lines)
+    assert all({"file", "bytes", "xxh3_128"} <= set(file) for line in lines for file in line["tiers"].values())
+    with open(workflow.results / "memory.csv") as file:
+        memory = list(csv.DictReader(file))
+    assert [int(row["shard"]) for row in memory] == list(range(11))
+    assert {row["part"] for row in memory} == {"0", "1"}
+    with open(workflow.results / "anchor_batches.csv") as file:
+        assert [int(row["batch_rows"]) for row in csv.DictReader(file)] == [1, 2, 4, 8, 16, 32]
+    assert {head["key"], verify["key"], anchor["key"], *(row["key"] for row in memory)} == {head["key"]}
+    assert (workflow.results / "anchor_batches.svg").read_text().startswith("<?xml")
+    assert "Nothing to be done" in workflow.run()
+
+
+def test_changed_sites_and_back_captures_nothing(workflow):
+    shards = workflow.shards()
+    tiers = workflow.config["capture"]["tiers"]
+    tiers["residual"]["sites"] = ["block.0"]
+    workflow.run("--", "cache")
+    assert captured(workflow, 0) == "reused 0, captured 6 shards"
+    assert workflow.shards().keys() == shards.keys()
+    tiers["residual"]["sites"] = ["block.1"]
+    workflow.run("--", "cache")
+    assert [captured(workflow, part) for part in (0, 1)] == [
+        "reused 6, captured 0 shards",
+        "reused 5, captured 0 shards",
+    ]
+    assert workflow.shards() == shards
+    output = workflow.run("--", "prune")
+    assert output.count("removed results/tiny/staging/") == 1
+    assert len(list(workflow.results.glob("staging/*"))) == 1
+
+
+def test_a_failed_capture_leaves_no_result_of_the_old_key(workflow):
+    workflow.config["capture"]["tiers"]["residual"]["sites"] = ["model.layers.1.mlp.up_prj"]
+    output = workflow.run(ok=False)
+    assert "up_proj" in output  # the near name, from the failed job's log
+    for target in ("results/tiny/verify.json", "results/tiny/anchor.json", "results/tiny/memory.csv"):
+        assert "Nothing to be done" not in workflow.run("--", target, ok=False)
+    workflow.config["capture"]["tiers"]["residual"]["sites"] = ["block.1"]
+    workflow.run("--", "cache")
+    assert [captured(workflow, part) for part in (0, 1)] == [
+        "reused 6, captured 0 shards",
+        "reused 5, captured 0 shards",
+    ]
+
+
+def test_other_parts_and_rows_reuse_what_they_can(workflow):
+    shards = workflow.shards()
+    workflow.config["capture"]["parts"] = 3
+    workflow.run("--", "cache", "verify")
+    assert [captured(workflow, part) for part in range(3)] == [f"reused {n}, captured 0 shards" for n in (4, 4, 3)]
+    assert sorted(workflow.shards().values()) == sorted(shards.values())
+    workflow.config["capture"]["parts"] = 1
+    workflow.config["corpus"]["rows"] = 100
+    workflow.run("--", "cache", "verify")
+    # Rows 80 to 85 were a short shard of a short batch; it and the two after it are made anew.
+    assert captured(workflow, 0) == "reused 10, captured 3 shards"
+    assert workflow.report("verify")["orphans"] == []
+
+
+def test_wreckage_in_staging_is_repaired_and_named(workflow):
+    shards, manifest = workflow.shards(), workflow.manifest()
+    for path in workflow.results.glob("cache/**/*.*"):
+        path.unlink()  # as if killed before publication
+    staging = next(workflow.results.glob("staging/*"))
+    (staging / "few.shard-000000.safetensors.tmp-77-00112233").write_bytes(b"torn")
+    truncate(staging / "pooled.shard-000001.safetensors", 5)
+    flip_bit(staging / "residual.shard-000002.safetensors", 2000)
+    (staging / "few.shard-000003.safetensors").unlink()
+    truncate(staging / "journal-part-1.jsonl", 7)
+    workflow.run("--", "cache")
+    logs = workflow.log("capture_part_0") + workflow.log("capture_part_1")
+    for said in (
+        "removed results/tiny/staging/" + staging.name + "/few.shard-000000.safetensors.tmp-77-00112233",
+        "shard 1 is not accepted",
+        "shard 2 is not accepted",
+        "shard 3 is not accepted",
+        "shard 10 is not accepted",
+    ):
+        assert said in logs
+    assert [captured(workflow, part) for part in (0, 1)] == [
+        "reused 3, captured 3 shards",
+        "reused 4, captured 1 shards",
+    ]
+    assert workflow.shards() == shards
+    assert workflow.manifest() == manifest
+
+
+def test_damage_after_publication_is_named_and_repaired(workflow):
+    shards, manifest = workflow.shards(), workflow.manifest()
+    cache = workflow.results / "cache"
+    flip_bit(cache / "residual/part-0-shard-1.safetensors", 2000)
+    truncate(cache / "pooled/part-0-shard-3.safetensors")
+    (cache / "few/part-0-shard-5.safetensors").unlink()
+    (cache / "few/part-1-shard-9.safetensors").write_bytes(b"orphan")
+    assert "Nothing to be done" in workflow.run("--", "verify")  # control: times do not tell
+    output = workflow.run(*VERIFY, ok=False)
+    report = workflow.report("verify")
+    assert report["corrupt"] == ["pooled/part-0-shard-3.safetensors", "residual/part-0-shard-1.safetensors"]
+    assert report["missing"] == ["few/part-0-shard-5.safetensors"]
+    assert report["orphans"] == ["few/part-1-shard-9.safetensors"]
+    for name in (*report["corrupt"], *report["missing"], *report["orphans"]):
+        assert name in output
+    workflow.run()
+    assert captured(workflow, 0) == "reused 3, captured 3 shards"
+    assert "capture_part_1" not in workflow.run("--", "verify")
+    assert "Nothing to be done" in workflow.run()
+    assert workflow.shards() == shards
+    assert workflow.manifest() == manifest
+
+    truncate(cache / "manifest.jsonl", 30)
+    assert "manifest.jsonl" in workflow.run(*VERIFY, ok=False)
+    workflow.run()
+    assert "Nothing to be done" in workflow.run()
+    assert workflow.manifest() == manifest
+
+
+def test_the_hub_configurations_pass_a_dry_run_offline(fresh_workflow, tmp_path):
+    workflow = fresh_workflow.copy(tmp_path)
+    for name in ("gpt2-wikitext", "tiered-50k", "config"):
+        command = [sys.executable, "-m", "snakemake", "-n", "--cores", "4", "--configfile", f"config/{name}.yaml"]
+        done = subprocess.run(command, cwd=workflow.root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "capture_part" in done.stdout + done.stderr
+
+
+def test_the_gpt2_configuration_on_a_local_model_and_parquet(tmp_path):
+    import pandas as pd
+    import yaml
+
+    workflow = Workflow(tmp_path, kind="gpt2")
+    text = pd.read_json(tmp_path / "resources/corpora/tiny.jsonl", lines=True)
+    text.to_parquet(tmp_path / "wikitext.parquet")
+    local = {"model": workflow.config["model"]["source"], "corpus": "wikitext.parquet"}
+    workflow.config = yaml.safe_load((ROOT / "config/gpt2-wikitext.yaml").read_text())
+    workflow.config["model"] |= {"source": local["model"]}
+    workflow.config["corpus"] |= {"source": local["corpus"], "name": None, "rows": 70}
+    workflow.run()
+    anchor = workflow.report("anchor")
+    assert anchor["ok"]
+    assert anchor["exact"]["n_sites"] == 6  # embed, attn.0, mlp.0 and three blocks
+    assert workflow.report("verify")["n_shards"] == 1
+
+
+def test_without_the_package_the_snakefile_says_what_to_do(fresh_workflow, tmp_path):
+    workflow = fresh_workflow.copy(tmp_path)
+    blocked = "import sys; sys.modules['anchorage'] = None; from snakemake.cli import main; main(['--cores', '1'])"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], cwd=workflow.root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "anchorage" in line]
+    assert len(said) == 1
+    assert "make run" in said[0]
