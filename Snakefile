@@ -58,7 +58,6 @@ rule cache:
         CACHE_RESULTS,
 
 
-# Shards are not listed: a check of what is there must not make them anew first.
 rule verify:
     input:
         VERIFY_RESULTS,

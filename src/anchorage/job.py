@@ -47,11 +47,12 @@ class Job:
             print(text, file=sys.stderr, flush=True)
 
     def _end_on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # Snakemake shows a failed job's log. A fault of the user's needs the message, one of ours the traceback too.
+        # A fault of the user's needs the message alone, one of ours the traceback. Snakemake, told to be quiet about
+        # rules, shows no logs of failed jobs, so it is told here.
         if isinstance(error, AnchorageError):
-            self._file.write(f"ERROR {error}\n")
+            self.log(f"ERROR: {error}")
         else:
-            self._file.write("".join(traceback.format_exception(kind, error, trace)))
+            self.log("".join(traceback.format_exception(kind, error, trace)))
 
 
 def start_job(snakemake: Any) -> Job:

@@ -127,7 +127,7 @@ def check_space(plan: Plan, widths: Mapping[str, int], shards: Sequence[int]) ->
     free = shutil.disk_usage(plan.staging).free
     if needed + _SPARE_BYTES > free:
         raise CaptureError(
-            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. Free "
-            "some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
-            "capture.staging_dir to a larger disk."
+            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. "
+            "Free some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or "
+            "set capture.staging_dir to a larger disk."
         )

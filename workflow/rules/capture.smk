@@ -25,10 +25,7 @@ for part_rule in PART_RULES:
             ENVIRONMENT
         threads: CAPTURE_THREADS
         params:
-            capture=settings.capture.model_dump(
-                exclude={"parts", "staging_dir", "threads"}
-            ),
-            format=SHARD_FORMAT,
+            decides=DECIDES,
             shards=lambda wildcards: list(layout.part_shards(int(wildcards.p))),
         script:
             "../scripts/capture_part.py"
@@ -43,6 +40,8 @@ rule gather_manifest:
         f"{LOGS}/gather_manifest.log",
     conda:
         ENVIRONMENT
+    params:
+        decides=DECIDES,
     script:
         "../scripts/gather_manifest.py"
 

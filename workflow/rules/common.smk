@@ -34,6 +34,15 @@ ENVIRONMENT = "../envs/anchorage.yaml"
 # The forward pass takes the keyed number of threads; this is its share of the cores Snakemake may use.
 CAPTURE_THREADS = rule_threads(settings, workflow.cores)
 
+# What decides the captured values. It is a parameter of every later rule too: were it the capture's alone, a capture that
+# fails after a change would leave the old reports looking up to date to whoever asks for one of them by name.
+DECIDES = {
+    "format": SHARD_FORMAT,
+    "model": settings.model.model_dump(),
+    "corpus": settings.corpus.model_dump(),
+    "capture": settings.capture.model_dump(exclude={"parts", "staging_dir"}),
+}
+
 CORPUS_RESULTS = [MODEL_FACTS, TOKENS, CORPUS_FACTS]
 CACHE_RESULTS = [
     f"{CACHE}/{published_shard(tier, part, index)}"
@@ -42,7 +51,13 @@ CACHE_RESULTS = [
     for tier, n_shards in rule_.n_shards.items()
     for index in range(n_shards)
 ] + [*PART_LISTS, f"{CACHE}/{MANIFEST}"]
-VERIFY_RESULTS = [f"{RESULTS}/verify.json", f"{RESULTS}/gates/verify.ok"]
+# Shards are not listed: a check of what is there must not make them anew first.
+VERIFY_RESULTS = [
+    *PART_LISTS,
+    f"{CACHE}/{MANIFEST}",
+    f"{RESULTS}/verify.json",
+    f"{RESULTS}/gates/verify.ok",
+]
 ANCHOR_RESULTS = [
     f"{RESULTS}/anchor.json",
     f"{RESULTS}/anchor_batches.csv",

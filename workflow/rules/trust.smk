@@ -14,6 +14,7 @@ rule verify_cache:
         ENVIRONMENT
     threads: 2
     params:
+        decides=DECIDES,
         depth=settings.verify.depth,
     script:
         "../scripts/verify_cache.py"
@@ -34,6 +35,7 @@ rule anchor_cache:
         ENVIRONMENT
     threads: CAPTURE_THREADS
     params:
+        decides=DECIDES,
         anchor=settings.anchor.model_dump(),
         seed=settings.seed,
     script:
@@ -79,5 +81,7 @@ rule table_memory:
         f"{LOGS}/table_memory.log",
     conda:
         ENVIRONMENT
+    params:
+        decides=DECIDES,
     script:
         "../scripts/table_memory.py"

@@ -64,8 +64,8 @@ def verify_cache(
         log(f"verify: {name}: {fault}")
     return report | {
         "ok": not faults,
-        "missing": missing,
-        "corrupt": corrupt,
+        "missing": sorted(missing),
+        "corrupt": sorted(corrupt),
         "orphans": orphans,
         "faults": [f"{name}: {fault}" for name, fault in faults.items()],
     }
