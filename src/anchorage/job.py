@@ -22,8 +22,10 @@ from anchorage.durable import FILE_MODE
 from anchorage.errors import AnchorageError
 from anchorage.processors import available_processors
 from anchorage.settings import Settings, load_settings
+from anchorage.store.layout import Layout
 
 _PR_SET_PDEATHSIG = 1
+_MANY_FILES = 4000
 
 
 class Job:
@@ -89,8 +91,32 @@ def die_with_driver() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def check_folders(settings: Settings) -> None:
+    """Find out at once whether results can be written; makes nothing, so that a dry run leaves no trace.
+
+    Raises:
+        AnchorageError: names the folder, or the file that stands where it should be.
+    """
+    for place in (settings.results, settings.staging):
+        there = next(path for path in (place, *place.absolute().parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            why = f"{there} is not writable" if there.is_dir() else f"{there} is a file"
+            raise AnchorageError(f"{place} cannot be written: {why}. Mend that, or set another run: or staging_dir:")
+
+
+def warn_of_slow_start(layout: Layout) -> str | None:
+    """Say so if the workflow's graph will take long: Snakemake tries each wanted file against each of a part's files."""
+    n_files = max(sum(rule.n_shards.values()) for rule in layout.part_rules())
+    if n_files <= _MANY_FILES:
+        return None
+    return (
+        f"a part makes {n_files} files, and the start of the workflow takes time with their square. "
+        "Larger capture.shard_rows or more capture.parts make it quick."
+    )
+
+
 def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:
-    """Keep other drivers out of a run for as long as this process lives, and check that results can be written.
+    """Keep other drivers out of a run for as long as this process lives.
 
     Args:
         settings: the configuration.
@@ -100,18 +126,8 @@ def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:
         The lock's file descriptor, to be kept open.
 
     Raises:
-        AnchorageError: another driver is at work on the run, or its folder cannot be written.
+        AnchorageError: another driver is at work on the run.
     """
-    for place in (settings.results, settings.staging):
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            probe = place / f".writable-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise AnchorageError(
-                f"{place} cannot be written ({error.strerror}); make it writable, or set another run: or staging_dir:"
-            ) from None
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder / f"anchorage-{settings.run}.lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
     try:

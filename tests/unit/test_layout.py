@@ -60,3 +60,11 @@ def test_parts_are_even(layout):
     sizes = [len(layout.part_shards(part)) for part in layout.parts]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_part_of_very_many_files_is_told():
+    from anchorage.job import warn_of_slow_start
+
+    many = Layout(20_000, 1, 1, 1, {"a": 20_000})
+    assert "20000 files" in warn_of_slow_start(many)
+    assert warn_of_slow_start(Layout(20_000, 1, 1, 100, {"a": 20_000})) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from stores import tree
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_told_before_any_job(workflow, values, said):
     [
         ({"capture.tiers": {"a": {"sites": ["blok.1"]}}}, ["blok.1", "did you mean", "block.1"]),
         ({"corpus.seq_len": 500, "corpus.rows": 2}, ["at most 128 positions"]),
-        ({"corpus.rows": 100_000}, ["100000", "rows"]),
+        ({"corpus.rows": 1000}, ["1000", "rows"]),
         ({"model.source": "nobody/no-such-model"}, ["nobody/no-such-model", "HF_HUB_OFFLINE"]),
         ({"corpus.source": "nobody/no-such-corpus"}, ["nobody/no-such-corpus"]),
         ({"corpus.source": "empty.jsonl"}, ["empty.jsonl"]),
@@ -66,15 +67,13 @@ def test_told_by_the_first_job_that_can_know(workflow, tmp_path, values, said):
     (broken.root / "empty.jsonl").write_text('{"text": "short"}\n')
     for path, value in values.items():
         change(broken, path, value)
+    staged = tree(broken.results / "staging")
     output = broken.run(ok=False)
     for text in said:
         assert text in output, output
     assert "Traceback" not in output
-    broken.config = workflow.config
-    broken.run("--", "cache")
-    lines = broken.log("capture_part_0") + broken.log("capture_part_1")
-    assert "reused 6, captured 0 shards" in lines  # nothing was lost
-    assert broken.shards() == workflow.shards()
+    # Nothing is lost: another test runs the plain command on such a folder, and it captures nothing.
+    assert staged.items() <= tree(broken.results / "staging").items()
 
 
 def test_a_results_folder_that_cannot_be_written(workflow, tmp_path):
@@ -82,4 +81,5 @@ def test_a_results_folder_that_cannot_be_written(workflow, tmp_path):
     shutil.rmtree(broken.results)
     broken.results.write_text("a file where a folder should be")
     output = broken.run(ok=False)
-    assert "results/tiny cannot be written" in output
+    assert "results/tiny cannot be written: results/tiny is a file" in output
+    assert "Traceback" not in output

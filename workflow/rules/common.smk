@@ -2,9 +2,10 @@
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 from anchorage.errors import AnchorageError
-from anchorage.job import hold_run, rule_threads
+from anchorage.job import check_folders, hold_run, rule_threads, warn_of_slow_start
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs
 from anchorage.store.layout import layout_of
@@ -18,11 +19,14 @@ from anchorage.store.names import (
 try:
     settings = load_settings(config)
     check_sources(settings)
+    check_folders(settings)
 except AnchorageError as error:
     raise WorkflowError(str(error)) from None
 
 layout = layout_of(settings)
 PART_RULES = layout.part_rules()
+if warning := warn_of_slow_start(layout):
+    logger.warning(warning)
 RESULTS = f"results/{settings.run}"
 LOGS = f"results/{settings.run}/logs"
 CACHE = f"{RESULTS}/cache"
