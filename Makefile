@@ -25,7 +25,7 @@ clean: ## Remove all results; downloaded resources and the environment stay
 	rm -rf results .snakemake
 
 test: .venv/dev.stamp ## Run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp ## Check style, types and the workflow
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ from anchorage.resources import DEFAULT_CORPUS, DEFAULT_MODEL
 from anchorage.settings import Settings
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".gz")
+# Files of a model or corpus folder that decide what comes of it.
+_INPUT_SUFFIXES = {".json", ".safetensors", ".model", ".arrow", ".parquet", ".jsonl"}
 
 
 def is_local(source: str) -> bool:
@@ -26,7 +28,7 @@ def local_inputs(source: str) -> list[str]:
         names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
         return [f"{DEFAULT_MODEL}/{name}" for name in names]
     if path.is_dir():
-        return sorted(str(file) for file in path.iterdir() if file.suffix in {".json", ".safetensors", ".model"})
+        return sorted(str(file) for file in path.iterdir() if file.suffix in _INPUT_SUFFIXES)
     return [str(path)]
 
 
