@@ -2,6 +2,7 @@
 PYTHON ?= python3
 CORES ?= 4
 CONFIG ?= config/config.yaml
+TORCH ?= 2.13.0
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
 
@@ -38,9 +39,17 @@ format: .venv/dev.stamp ## Bring all code into form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
+	$(BIN)/python -c 'import json; from anchorage.settings import Settings; \
+	  print(json.dumps(Settings.model_json_schema(), indent=2))' > workflow/schemas/config.schema.json
 
-lock: ## Pin the newest packages that pyproject.toml allows; torch stays at TORCH=...
-	$(PYTHON) tools/lock.py $(TORCH)
+lock: ## Pin the newest packages that pyproject.toml allows; torch as TORCH says
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet torch==$(TORCH) setuptools .
+	.venv-lock/bin/python -m pip freeze --all --exclude pip --exclude anchorage | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	.venv-lock/bin/python -m pip install --quiet '.[dev]'
+	(echo '-r requirements.lock'; .venv-lock/bin/python -m pip freeze --all --exclude pip --exclude anchorage \
+	  | sed 's/+[a-z0-9.]*$$//' | grep -vxF -f requirements.lock) > requirements-dev.lock
+	rm -rf .venv-lock
 
 .venv/run.stamp: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Anchorage needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan, check_space
 from anchorage.store.format import ShardBuffer, TierShape
 from anchorage.store.manifest import ShardRecord, write_manifest
+from anchorage.store.prune import superseded_keys
 from anchorage.store.staging import Staging
 from anchorage.trunk import Site, SiteReader, Trunk, find_sites, probe_sites, trimmed
 
@@ -95,6 +97,9 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
         published = staging.publish(records, part_path.parent)
         write_manifest(part_path, plan.identity, published)
         log(f"part {part}: reused {len(staging.shards) - len(missing)}, captured {len(missing)} shards")
+        if held := superseded_keys(plan.settings.staging, plan.key):
+            gib = sum(held.values()) / 2**30
+            log(f"{len(held)} earlier configuration(s) hold {gib:.2f} GiB of staged shards; `make prune` removes them")
     finally:
         staging.close()
 
@@ -110,7 +115,7 @@ def _load_capturer(plan: Plan, missing: Sequence[int]) -> Capturer:
 def capture_shards(
     plan: Plan, staging: Staging, shards: Sequence[int], capturer: Capturer, log: Log
 ) -> dict[int, ShardRecord]:
-    """Capture shards in order, each durable before the next begins.
+    """Capture shards in order. While one is being made durable, the next is being computed, and no further one.
 
     Args:
         plan: what to capture.
@@ -122,29 +127,52 @@ def capture_shards(
     Returns:
         The shards' records.
     """
-    environment = describe_environment(plan.facts)
-    max_rows = min(plan.layout.shard_rows, plan.layout.n_rows)
-    buffers = {tier: ShardBuffer(shape, max_rows) for tier, shape in plan.shapes(capturer.widths).items()}
+    shapes, max_rows = plan.shapes(capturer.widths), min(plan.layout.shard_rows, plan.layout.n_rows)
+    # Two sets of buffers, in turn: the only memory that shards take, however many there are.
+    buffers = [{tier: ShardBuffer(shape, max_rows) for tier, shape in shapes.items()} for _ in shards[:2]]
     n_tokens = sum(len(plan.layout.shard_rows_range(shard)) for shard in shards) * plan.corpus.seq_len
-    records, begun, done = {}, time.perf_counter(), 0
-    with tqdm(total=n_tokens, unit="token", unit_scale=True, desc=f"part {staging.part}", disable=None) as bar:
-        for shard in shards:
-            times = _fill_shard(plan, capturer, buffers, shard, bar)
+    committer, records = _Committer(plan, staging, n_tokens, log), {}
+    pending: Future[ShardRecord] | None = None
+    with (
+        tqdm(total=n_tokens, unit="token", unit_scale=True, desc=f"part {staging.part}", disable=None) as bar,
+        ThreadPoolExecutor(1, "writer") as writer,
+    ):
+        for index, shard in enumerate(shards):
+            times = _fill_shard(plan, capturer, buffers[index % 2], shard, bar)
             started = time.perf_counter()
-            shapes = {tier: buffers[tier].shape for tier in plan.layout.shard_tiers(shard)}
-            metadata = {tier: _metadata(plan, tier, shard, shape) for tier, shape in shapes.items()}
-            records[shard] = staging.commit(shard, buffers, metadata, environment)
-            times["write_s"] = time.perf_counter() - started
-            rows = plan.layout.shard_rows_range(shard)
-            done += len(rows) * plan.corpus.seq_len
-            staging.log_memory(_memory_line(staging.part, shard, rows, times, plan))
-            rate = done / (time.perf_counter() - begun)
-            log(
-                f"shard {shard}: rows {rows.start}-{rows.stop - 1}, forward {times['forward_s']:.2f} s, "
-                f"hash {times['hash_s']:.2f} s, write {times['write_s']:.2f} s; {done} of {n_tokens} tokens, "
-                f"{rate:.0f} tokens/s, {(n_tokens - done) / rate:.0f} s to go"
-            )
+            if pending is not None:
+                records[shards[index - 1]] = pending.result()  # a failed write ends the capture here
+            times["wait_s"] = time.perf_counter() - started
+            pending = writer.submit(committer.commit, shard, buffers[index % 2], times)
+        if pending is not None:
+            records[shards[-1]] = pending.result()
     return records
+
+
+class _Committer:
+    """Makes filled shards durable, one after the other, and logs each; runs in the writer's thread."""
+
+    def __init__(self, plan: Plan, staging: Staging, n_tokens: int, log: Log) -> None:
+        self._plan, self._staging, self._log = plan, staging, log
+        self._environment = describe_environment(plan.facts)
+        self._n_tokens, self._n_done, self._begun = n_tokens, 0, time.perf_counter()
+
+    def commit(self, shard: int, buffers: Mapping[str, ShardBuffer], times: dict[str, float]) -> ShardRecord:
+        started = time.perf_counter()
+        tiers = self._plan.layout.shard_tiers(shard)
+        metadata = {tier: _metadata(self._plan, tier, shard, buffers[tier].shape) for tier in tiers}
+        record = self._staging.commit(shard, buffers, metadata, self._environment)
+        times["write_s"] = time.perf_counter() - started
+        self._staging.log_memory(_memory_line(self._staging.part, shard, times, self._plan))
+        rows = self._plan.layout.shard_rows_range(shard)
+        self._n_done += len(rows) * self._plan.corpus.seq_len
+        rate = self._n_done / (time.perf_counter() - self._begun)
+        self._log(
+            f"shard {shard} is durable: rows {rows.start}-{rows.stop - 1}, forward {times['forward_s']:.2f} s, hash "
+            f"{times['hash_s']:.2f} s, write {times['write_s']:.2f} s; {self._n_done} of {self._n_tokens} tokens, "
+            f"{rate:.0f} tokens/s, {(self._n_tokens - self._n_done) / rate:.0f} s to go"
+        )
+        return record
 
 
 def _fill_shard(
@@ -185,8 +213,9 @@ def _metadata(plan: Plan, tier: str, shard: int, shape: TierShape) -> dict[str, 
     }
 
 
-def _memory_line(part: int, shard: int, rows: range, times: Mapping[str, float], plan: Plan) -> dict[str, Any]:
-    n_tokens, shard_s = len(rows) * plan.corpus.seq_len, sum(times.values())
+def _memory_line(part: int, shard: int, times: Mapping[str, float], plan: Plan) -> dict[str, Any]:
+    rows = plan.layout.shard_rows_range(shard)
+    n_tokens, shard_s = len(rows) * plan.corpus.seq_len, times["forward_s"] + times["hash_s"] + times["wait_s"]
     line = {
         "time": round(time.time(), 3),
         "part": part,

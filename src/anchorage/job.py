@@ -105,7 +105,7 @@ def check_folders(settings: Settings) -> None:
 
 
 def warn_of_slow_start(layout: Layout) -> str | None:
-    """Say so if the workflow's graph will take long: Snakemake tries each wanted file against each of a part's files."""
+    """Say so if the workflow's graph will take long: Snakemake tries each wanted file on each pattern of its rule."""
     n_files = max(sum(rule.n_shards.values()) for rule in layout.part_rules())
     if n_files <= _MANY_FILES:
         return None

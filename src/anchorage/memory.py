@@ -22,7 +22,7 @@ MIB = 2**20
 COLUMNS = [
     "key", "part", "process", "shard", "rows", "rows_total", "tokens",
     "rss_mib", "uss_mib", "anonymous_mib", "peak_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_peak_mib",
-    "forward_s", "hash_s", "write_s", "shard_s", "tokens_per_s",
+    "forward_s", "hash_s", "wait_s", "write_s", "shard_s", "tokens_per_s",
 ]  # fmt: skip
 
 
@@ -36,7 +36,8 @@ def measure_memory(device: str) -> dict[str, float | None]:
     info = process.memory_full_info()
     status = _kernel_fields(Path("/proc/self/status"))
     rollup = _kernel_fields(Path("/proc/self/smaps_rollup"))
-    peak_bytes = status.get("VmHWM", info.rss)
+    # The kernel keeps the two in batches of their own, so the peak may lag behind by a few pages.
+    peak_bytes = max(status.get("VmHWM", 0), info.rss)
     memory: dict[str, float | None] = {
         "rss_mib": info.rss / MIB,
         "uss_mib": info.uss / MIB,

@@ -46,3 +46,8 @@ def test_every_column_is_explained():
     text = (ROOT / "docs/results.md").read_text()
     for column in COLUMNS:
         assert f"`{column}`" in text, column
+
+
+def test_the_schema_for_editors_is_that_of_the_settings():
+    written = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text())
+    assert written == Settings.model_json_schema(), "write it anew: make format"
