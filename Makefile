@@ -17,7 +17,7 @@ run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
-	$(SNAKEMAKE) --forcerun verify_cache -- verify
+	$(SNAKEMAKE) --config 'verify={depth: full}' --forcerun verify_cache -- verify
 
 prune: .venv/run.stamp ## Remove staged shards of earlier configurations of the run
 	$(SNAKEMAKE) -- prune
@@ -49,7 +49,8 @@ lock: ## Pin the newest packages that pyproject.toml allows; torch as TORCH says
 	.venv-lock/bin/python -m pip install --quiet '.[dev]'
 	(echo '-r requirements.lock'; .venv-lock/bin/python -m pip freeze --all --exclude pip --exclude anchorage \
 	  | sed 's/+[a-z0-9.]*$$//' | grep -vxF -f requirements.lock) > requirements-dev.lock
-	rm -rf .venv-lock
+	{ sed '/==/d' workflow/envs/anchorage.yaml; sed -n '/==/s/^/      - /p' requirements.lock; } > .venv-lock/env.yaml
+	cp .venv-lock/env.yaml workflow/envs/anchorage.yaml && rm -rf .venv-lock
 
 .venv/run.stamp: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Anchorage needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

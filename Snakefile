@@ -16,7 +16,7 @@ except ImportError:
     )
 
 # A run's own configuration file is whole: merged into the default one it would inherit the default's tiers.
-if "run" not in config:
+if not workflow.config_settings.configfiles:
 
     configfile: "config/config.yaml"
 

@@ -43,9 +43,9 @@ def run_bare(plan: Plan, capturer: Capturer, shards: range) -> None:
 
 def run_capture(plan: Plan, capturer: Capturer, shards: range, folder: Path) -> None:
     """The capture itself: forward passes, casts, digests, durable shards, journal, memory log."""
-    staging = Staging(folder, plan.key, plan.layout, 0, lambda line: None)
+    staging = Staging(folder, plan.key, layout=plan.layout, part=0, log=lambda line: None)
     try:
-        capture_shards(plan, staging, shards, capturer, lambda line: None)
+        capture_shards(plan, staging, shards=shards, capturer=capturer, log=lambda line: None)
     finally:
         staging.close()
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from anchorage.digest import digest_bytes, digest_value
-from anchorage.store.format import ShardBuffer, TierShape
+from anchorage.store.format import ShardBuffer, TierShape, shard_metadata
 from anchorage.store.layout import Layout
 from anchorage.store.manifest import ShardRecord, gather_parts, write_manifest
 from anchorage.store.names import MANIFEST, published_part
 from anchorage.store.staging import Staging
 
 SEQ_LEN, WIDTH = 4, 6
+MAX_ID = {"uint16": 60_000, "uint32": 250_000}
 SITES = ["embed", "attn.0", "block.0"]
 
 
@@ -27,6 +28,7 @@ class Store:
     n_rows: int = 22  # a short last batch and a short last shard
     n_parts: int = 1
     storage_dtype: str = "float16"
+    token_dtype: str = "uint16"
     key_note: str = "a"  # another note is another key
     tier_rows: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -37,7 +39,7 @@ class Store:
             n_rows=self.n_rows, batch_rows=4, shard_rows=8, n_parts=self.n_parts, tier_rows=self.tier_rows
         )
         random = np.random.default_rng(7)
-        self.token_ids = random.integers(0, 60_000, (self.n_rows, SEQ_LEN)).astype(np.uint16)
+        self.token_ids = random.integers(0, MAX_ID[self.token_dtype], (self.n_rows, SEQ_LEN)).astype(self.token_dtype)
         dtype = getattr(torch, self.storage_dtype)
         self.values = {
             (tier, site): torch.from_numpy(random.normal(size=(self.n_rows, *self._row_shape(tier)))).to(dtype)
@@ -72,13 +74,15 @@ class Store:
         return (WIDTH,) if tier == "pooled" else (SEQ_LEN, WIDTH)
 
     def shape(self, tier: str) -> TierShape:
-        return TierShape(tier, dict.fromkeys(SITES, WIDTH), self._reduce(tier), SEQ_LEN, self.storage_dtype, "uint16")
+        return TierShape(
+            tier, dict.fromkeys(SITES, WIDTH), self._reduce(tier), SEQ_LEN, self.storage_dtype, self.token_dtype
+        )
 
     def digest(self, rows: range) -> str:
         return digest_bytes(self.token_ids[rows.start : rows.stop].tobytes())
 
     def open_part(self, part: int) -> Staging:
-        return Staging(self.staging, self.key, self.layout, part, self.lines.append)
+        return Staging(self.staging, self.key, layout=self.layout, part=part, log=self.lines.append)
 
     def commit(self, staging: Staging, shard: int) -> ShardRecord:
         buffers, metadata = {}, {}
@@ -90,16 +94,11 @@ class Store:
                 buffer.rows_of(site, here).copy_(self.values[tier, site][rows.start : rows.stop])
                 buffer.seal(site, here)
             buffer.put_tokens(self.token_ids[rows.start : rows.stop], 0)
-            metadata[tier] = {
-                "key": self.key,
-                "tier": tier,
-                "shard": shard,
-                "rows": [rows.start, rows.stop],
-                "sites": SITES,
-                "reduce": self._reduce(tier),
-                "tokens_digest": self.digest(rows),
-            }
-        return staging.commit(shard, buffers, metadata, {"device": "none"})
+            metadata[tier] = shard_metadata(
+                self.shape(tier), key=self.key, shard=shard, rows=rows, tokens_digest=self.digest(rows)
+            )
+        files = staging.write_files(shard, buffers, metadata)
+        return staging.commit(shard, files, environment={"device": "none"})
 
     def build_part(self, part: int) -> tuple[int, int]:
         """Take over what is there, commit the rest, publish. Returns counts of reused and written shards."""

@@ -87,10 +87,9 @@ def anchor_cache(plan: Plan, cache: Cache, log: Callable[[str], None]) -> tuple[
     """
     check_key(str(cache.folder), cache.key, plan.key)
     capturer = Capturer(load_trunk(plan.facts, plan.settings.model), plan.sites, plan.facts["device"])
-    shapes, present = plan.shapes(capturer.widths), describe_environment(plan.facts)
-    rows = sample_rows(plan)
+    rows, present = sample_rows(plan), describe_environment(plan.facts)
     foreign = [row for row in rows if cache.environment(row) != present]
-    found = _recheck(plan, cache, capturer, rows)
+    found = _recheck(plan, cache, capturer=capturer, rows=rows)
     unequal = {where: difference for where, difference in found.items() if not difference.equal}
     faults = [
         f"row {row}, tier {tier}, site {site}: differs by at most {difference.max_abs:.6g}, "
@@ -102,10 +101,13 @@ def anchor_cache(plan: Plan, cache: Cache, log: Callable[[str], None]) -> tuple[
         for (row, tier, site), difference in unequal.items()
         if row not in foreign or not difference.within
     ]
+    cast = _compare_casts(plan, capturer)
+    if cast["n_equal"] < cast["n_sites"]:
+        faults.append(f"batch 0: casting as it captures gives other bits at {cast['n_sites'] - cast['n_equal']} sites")
     log(f"{len(rows)} rows, {len(found)} comparisons, {len(unequal)} not bit-equal, {len(faults)} fault(s)")
     for fault in faults[:_MAX_LISTED]:
         log(fault)
-    table = _batch_table(plan, capturer, shapes, cache)
+    table = _batch_table(plan, cache, capturer=capturer, rows=rows)
     for line in table:
         log(f"batches of {line['batch_rows']}: {line['rows_exact']} of {line['rows']} rows exact")
     report = {
@@ -125,18 +127,19 @@ def anchor_cache(plan: Plan, cache: Cache, log: Callable[[str], None]) -> tuple[
         "environment": present,
         "faults": faults[:_MAX_LISTED],
         "n_faults": len(faults),
-        "cast": _compare_casts(plan, capturer),
+        "cast": cast,
     }
     return report, [{"key": plan.key} | line for line in table]
 
 
 def _recheck(
-    plan: Plan, cache: Cache, capturer: Capturer, rows: Sequence[int]
+    plan: Plan, cache: Cache, *, capturer: Capturer, rows: Sequence[int]
 ) -> dict[tuple[int, str, str], Difference]:
     """Compute rows again, each in its original batch, and compare every stored (row, tier, site)."""
     found, shapes = {}, plan.shapes(capturer.widths)
     for batch in tqdm(_batches_of(plan, rows), "anchor", unit="batch", disable=None):
-        fresh = _run(capturer, shapes, plan.corpus.rows(batch.start, batch.stop), batch.start)
+        tokens = plan.corpus.rows(batch.start, batch.stop)
+        fresh = _run(capturer, shapes, tokens=tokens, first_row=batch.start)
         for row in (row for row in rows if row in batch):
             for tier, site, stored in _stored(plan, cache, row):
                 value = fresh[tier][site][row - batch.start]
@@ -149,7 +152,7 @@ def _batches_of(plan: Plan, rows: Sequence[int]) -> list[range]:
 
 
 def _run(
-    capturer: Capturer, shapes: Mapping[str, TierShape], tokens: np.ndarray, first_row: int
+    capturer: Capturer, shapes: Mapping[str, TierShape], *, tokens: np.ndarray, first_row: int
 ) -> dict[str, dict[str, torch.Tensor]]:
     """All tiers' values of one batch, by tier and site, as they would be stored."""
     rows = slice(0, len(tokens))
@@ -170,11 +173,10 @@ def _stored(plan: Plan, cache: Cache, row: int) -> list[tuple[str, str, torch.Te
     ]
 
 
-def _batch_table(plan: Plan, capturer: Capturer, shapes: Mapping[str, TierShape], cache: Cache) -> list[dict[str, Any]]:
-    """The drawn rows in batches of other sizes, against what is stored."""
-    n_rows = min(max(BATCH_SIZES), plan.layout.n_rows)
-    rows = np.random.default_rng(plan.settings.seed).choice(plan.layout.n_rows, n_rows, replace=False)
-    stored = {int(row): _stored(plan, cache, int(row)) for row in rows}
+def _batch_table(plan: Plan, cache: Cache, *, capturer: Capturer, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """The same rows in batches of other sizes, against what is stored."""
+    shapes, n_rows = plan.shapes(capturer.widths), len(rows)
+    stored = {row: _stored(plan, cache, row) for row in rows}
     table = []
     for size in tqdm(BATCH_SIZES, "batch sizes", unit="size", disable=None):
         found: list[Difference] = []
@@ -182,7 +184,8 @@ def _batch_table(plan: Plan, capturer: Capturer, shapes: Mapping[str, TierShape]
         for start in range(0, n_rows, size):
             # A last batch that is short is filled up with rows from the start: its shape is what is being tried.
             batch = np.take(rows, range(start, start + size), mode="wrap")
-            fresh = _run(capturer, shapes, np.concatenate([plan.corpus.rows(row, row + 1) for row in batch]), 0)
+            tokens = np.concatenate([plan.corpus.rows(row, row + 1) for row in batch])
+            fresh = _run(capturer, shapes, tokens=tokens, first_row=0)
             for index, row in enumerate(batch[: n_rows - start]):
                 differences = [
                     compare(value, fresh[tier][site][index], plan.settings.anchor.tolerance)

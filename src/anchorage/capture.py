@@ -20,7 +20,7 @@ from anchorage.errors import CaptureError
 from anchorage.memory import measure_memory, process_name
 from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan, check_space
-from anchorage.store.format import ShardBuffer, TierShape
+from anchorage.store.format import ShardBuffer, TierShape, shard_metadata
 from anchorage.store.manifest import ShardRecord, write_manifest
 from anchorage.store.prune import superseded_keys
 from anchorage.store.staging import Staging
@@ -87,13 +87,14 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
             stay, and the same command takes them over.
     """
     plan.check()
-    staging = Staging(plan.staging, plan.key, plan.layout, part, log)
+    staging = Staging(plan.staging, plan.key, layout=plan.layout, part=part, log=log)
     try:
         records = staging.accept(plan.tokens_digest)
         missing = [shard for shard in staging.shards if shard not in records]
         log(f"part {part}: reused {len(records)}, to capture {len(missing)} of {len(staging.shards)} shards")
         if missing:
-            records |= capture_shards(plan, staging, missing, _load_capturer(plan, missing), log)
+            capturer = _load_capturer(plan)
+            records |= capture_shards(plan, staging, shards=missing, capturer=capturer, log=log)
         published = staging.publish(records, part_path.parent)
         write_manifest(part_path, plan.identity, published)
         log(f"part {part}: reused {len(staging.shards) - len(missing)}, captured {len(missing)} shards")
@@ -104,16 +105,16 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
         staging.close()
 
 
-def _load_capturer(plan: Plan, missing: Sequence[int]) -> Capturer:
+def _load_capturer(plan: Plan) -> Capturer:
     """Load the model, if there is room for what it will give."""
-    check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]), missing)
+    check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]))
     capturer = Capturer(load_trunk(plan.facts, plan.settings.model), plan.sites, plan.facts["device"])
-    check_space(plan, capturer.widths, missing)  # again: a raw module path may have a width of its own
+    check_space(plan, capturer.widths)  # again: a raw module path may have a width of its own
     return capturer
 
 
 def capture_shards(
-    plan: Plan, staging: Staging, shards: Sequence[int], capturer: Capturer, log: Log
+    plan: Plan, staging: Staging, *, shards: Sequence[int], capturer: Capturer, log: Log
 ) -> dict[int, ShardRecord]:
     """Capture shards in order. While one is being made durable, the next is being computed, and no further one.
 
@@ -131,14 +132,14 @@ def capture_shards(
     # Two sets of buffers, in turn: the only memory that shards take, however many there are.
     buffers = [{tier: ShardBuffer(shape, max_rows) for tier, shape in shapes.items()} for _ in shards[:2]]
     n_tokens = sum(len(plan.layout.shard_rows_range(shard)) for shard in shards) * plan.corpus.seq_len
-    committer, records = _Committer(plan, staging, n_tokens, log), {}
+    committer, records = _Committer(plan, staging, n_tokens=n_tokens, log=log), {}
     pending: Future[ShardRecord] | None = None
     with (
         tqdm(total=n_tokens, unit="token", unit_scale=True, desc=f"part {staging.part}", disable=None) as bar,
         ThreadPoolExecutor(1, "writer") as writer,
     ):
         for index, shard in enumerate(shards):
-            times = _fill_shard(plan, capturer, buffers[index % 2], shard, bar)
+            times = _fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
             started = time.perf_counter()
             if pending is not None:
                 records[shards[index - 1]] = pending.result()  # a failed write ends the capture here
@@ -152,7 +153,7 @@ def capture_shards(
 class _Committer:
     """Makes filled shards durable, one after the other, and logs each; runs in the writer's thread."""
 
-    def __init__(self, plan: Plan, staging: Staging, n_tokens: int, log: Log) -> None:
+    def __init__(self, plan: Plan, staging: Staging, *, n_tokens: int, log: Log) -> None:
         self._plan, self._staging, self._log = plan, staging, log
         self._environment = describe_environment(plan.facts)
         self._n_tokens, self._n_done, self._begun = n_tokens, 0, time.perf_counter()
@@ -160,10 +161,12 @@ class _Committer:
     def commit(self, shard: int, buffers: Mapping[str, ShardBuffer], times: dict[str, float]) -> ShardRecord:
         started = time.perf_counter()
         tiers = self._plan.layout.shard_tiers(shard)
-        metadata = {tier: _metadata(self._plan, tier, shard, buffers[tier].shape) for tier in tiers}
-        record = self._staging.commit(shard, buffers, metadata, self._environment)
+        metadata = {tier: self._metadata(tier, shard, buffers[tier].shape) for tier in tiers}
+        files = self._staging.write_files(shard, buffers, metadata)
         times["write_s"] = time.perf_counter() - started
-        self._staging.log_memory(_memory_line(self._staging.part, shard, times, self._plan))
+        # Before the journal line: killed in between, the shard is made and logged again, never kept without its line.
+        self._staging.log_memory(_memory_line(self._plan, self._staging.part, shard=shard, times=times))
+        record = self._staging.commit(shard, files, environment=self._environment)
         rows = self._plan.layout.shard_rows_range(shard)
         self._n_done += len(rows) * self._plan.corpus.seq_len
         rate = self._n_done / (time.perf_counter() - self._begun)
@@ -174,9 +177,14 @@ class _Committer:
         )
         return record
 
+    def _metadata(self, tier: str, shard: int, shape: TierShape) -> dict[str, Any]:
+        rows = self._plan.layout.tier_shard_rows(tier, shard)
+        digest = self._plan.tokens_digest(rows)
+        return shard_metadata(shape, key=self._plan.key, shard=shard, rows=rows, tokens_digest=digest)
+
 
 def _fill_shard(
-    plan: Plan, capturer: Capturer, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
+    plan: Plan, capturer: Capturer, *, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
 ) -> dict[str, float]:
     """Run a shard's batches. Returns the seconds spent in forward passes and in digests."""
     layout, shard_start = plan.layout, plan.layout.shard_rows_range(shard).start
@@ -200,20 +208,7 @@ def _fill_shard(
     return {"forward_s": forward_s, "hash_s": hash_s}
 
 
-def _metadata(plan: Plan, tier: str, shard: int, shape: TierShape) -> dict[str, Any]:
-    rows = plan.layout.tier_shard_rows(tier, shard)
-    return {
-        "key": plan.key,
-        "tier": tier,
-        "shard": shard,
-        "rows": [rows.start, rows.stop],
-        "sites": list(shape.widths),
-        "reduce": shape.reduce,
-        "tokens_digest": plan.tokens_digest(rows),
-    }
-
-
-def _memory_line(part: int, shard: int, times: Mapping[str, float], plan: Plan) -> dict[str, Any]:
+def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float]) -> dict[str, Any]:
     rows = plan.layout.shard_rows_range(shard)
     n_tokens, shard_s = len(rows) * plan.corpus.seq_len, times["forward_s"] + times["hash_s"] + times["wait_s"]
     line = {

@@ -28,10 +28,8 @@ def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path) -> None:
     """
     report = json.loads(report_path.read_text())
     if not report["ok"]:
-        faults = "\n  ".join(report["faults"])
-        raise AnchorageError(
-            f"{report_path}: {len(report['faults'])} fault(s):\n  {faults}\n{_REMEDIES[report_path.stem]}"
-        )
+        faults, n_faults = "\n  ".join(report["faults"]), report.get("n_faults", len(report["faults"]))
+        raise AnchorageError(f"{report_path}: {n_faults} fault(s):\n  {faults}\n{_REMEDIES[report_path.stem]}")
     key = read_manifest(manifest_path).key
     check_key(str(report_path), report["key"], key)
     write_bytes(gate_path, f"{key}\n".encode())

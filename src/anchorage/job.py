@@ -18,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anchorage.durable import FILE_MODE
+import psutil
+
+from anchorage.durable import FILE_MODE, is_temp
 from anchorage.errors import AnchorageError
 from anchorage.processors import available_processors
 from anchorage.settings import Settings, load_settings
@@ -26,6 +28,7 @@ from anchorage.store.layout import Layout
 
 _PR_SET_PDEATHSIG = 1
 _MANY_FILES = 4000
+_DRIVER = "ANCHORAGE_DRIVER"
 
 
 class Job:
@@ -74,17 +77,25 @@ def rule_threads(settings: Settings, cores: int) -> int:
     return min(cores, math.ceil(settings.capture.threads * cores / min(cores, available_processors())))
 
 
+def name_driver() -> None:
+    """Tell the jobs which process is their driver; called by the driver."""
+    os.environ[_DRIVER] = str(os.getpid())
+
+
 def die_with_driver() -> None:
-    """End this process when the driver ends, however it ends: a driver started anew must not meet old writers."""
-    driver = os.getppid()
-    if sys.platform == "linux":
+    """End this process when the driver ends, however it ends: a driver started anew must not meet old writers.
+
+    The kernel does it where the driver is the parent. Where a shell stands between (conda, containers), or the driver
+    ended while this process was still importing, a look at the driver's process does.
+    """
+    driver = int(os.environ.get(_DRIVER, os.getppid()))
+    if sys.platform == "linux" and os.getppid() == driver:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != driver:  # it ended before the call took effect
-            os._exit(1)
-        return
+    if not psutil.pid_exists(driver):
+        os._exit(1)
 
     def watch() -> None:
-        while os.getppid() == driver:
+        while psutil.pid_exists(driver):
             time.sleep(0.5)
         os._exit(1)
 
@@ -139,4 +150,13 @@ def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    _sweep_temps(settings)
     return descriptor
+
+
+def _sweep_temps(settings: Settings) -> None:
+    """Remove what killed jobs left unfinished among the results. Staged shards are swept by the job that holds them."""
+    staging = settings.staging.absolute()
+    for path in settings.results.absolute().rglob("*"):
+        if is_temp(path) and staging not in path.parents and path.is_file():
+            path.unlink(missing_ok=True)

@@ -5,11 +5,12 @@ Peaks are VmHWM of the process itself: ``ru_maxrss`` starts at the parent's valu
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def write_memory_table(table: Path, manifest: Path, logs: Sequence[Path]) -> Non
     known = read_manifest(manifest)
     newest: dict[int, dict[str, Any]] = {}
     for log in logs:
-        for line in map(json.loads, read_lines(log)):
+        for line in _readable(log):
             if line["time"] >= newest.get(line["shard"], line)["time"]:
                 newest[line["shard"]] = line
     text = io.StringIO()
@@ -68,6 +69,12 @@ def write_memory_table(table: Path, manifest: Path, logs: Sequence[Path]) -> Non
         if shard.shard in newest:
             writer.writerow({"key": known.key} | newest[shard.shard])
     write_bytes(table, text.getvalue().encode())
+
+
+def _readable(log: Path) -> Iterator[dict[str, Any]]:
+    for line in read_lines(log):
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def _kernel_fields(path: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from anchorage.settings import Settings
 from anchorage.store.format import TierShape
 from anchorage.store.identity import capture_identity, capture_key, tier_sites
 from anchorage.store.layout import Layout, layout_of
+from anchorage.store.names import staged_shard
 
 # Room left on the disk for everything that is not a shard: journals, tables, logs.
 _SPARE_BYTES = 256 << 20
@@ -69,7 +70,6 @@ class Plan:
     def shapes(self, widths: Mapping[str, int]) -> dict[str, TierShape]:
         """Shape of each tier, given the width of each site."""
         capture = self.settings.capture
-        token_dtype = str(self.corpus.rows(0, 1).dtype)
         return {
             name: TierShape(
                 tier=name,
@@ -77,7 +77,7 @@ class Plan:
                 reduce=capture.tiers[name].reduce,
                 seq_len=self.corpus.seq_len,
                 storage_dtype=capture.storage_dtype,
-                token_dtype=token_dtype,
+                token_dtype=self.corpus.dtype.name,
             )
             for name, sites in self.tier_sites.items()
         }
@@ -112,22 +112,37 @@ def load_plan(settings: Settings, model_path: Path, tokens_path: Path) -> Plan:
     return Plan(settings, json.loads(model_path.read_text()), tokens_path)
 
 
-def check_space(plan: Plan, widths: Mapping[str, int], shards: Sequence[int]) -> None:
-    """Compare the bytes of some shards with the free space of the staging folder.
+def check_space(plan: Plan, widths: Mapping[str, int]) -> None:
+    """Compare what the run has yet to write, all its parts together, with the free space.
+
+    Args:
+        plan: the run.
+        widths: width of each site.
 
     Raises:
-        CaptureError: they do not fit.
+        CaptureError: it does not fit.
     """
     layout, shapes = plan.layout, plan.shapes(widths)
-    needed = sum(
-        len(layout.tier_shard_rows(tier, shard)) * shapes[tier].row_bytes()
-        for shard in shards
+    sizes = {
+        (tier, shard): len(layout.tier_shard_rows(tier, shard)) * shapes[tier].row_bytes()
+        for shard in range(layout.n_shards)
         for tier in layout.shard_tiers(shard)
+    }
+    unstaged = sum(size for place, size in sizes.items() if not (plan.staging / staged_shard(*place)).exists())
+    remedy = (
+        "Free some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
+        "capture.staging_dir to a larger disk."
     )
-    free = shutil.disk_usage(plan.staging).free
+    _require_free(plan.staging, unstaged, remedy)
+    results = next(path for path in (plan.settings.results, *plan.settings.results.absolute().parents) if path.exists())
+    if results.stat().st_dev != plan.staging.stat().st_dev:
+        # No hard links across filesystems: publication will copy.
+        _require_free(results, sum(sizes.values()), "Free some, store less, or put results and staging on one disk.")
+
+
+def _require_free(folder: Path, needed: int, remedy: str) -> None:
+    free = shutil.disk_usage(folder).free
     if needed + _SPARE_BYTES > free:
         raise CaptureError(
-            f"{plan.staging}: {len(shards)} shards need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free. "
-            "Free some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or "
-            "set capture.staging_dir to a larger disk."
+            f"{folder}: the run needs another {needed / 2**30:.2f} GiB there, {free / 2**30:.2f} GiB are free. {remedy}"
         )

@@ -68,7 +68,9 @@ class CaptureSettings(_Section):
     parts: int = Field(1, ge=1, description="Jobs that share the capture; the stored bytes do not depend on it.")
     threads: Literal["auto"] | int = Field("auto", description="CPU threads of the forward pass.")
     storage_dtype: Dtype = "float16"
-    staging_dir: str | None = Field(None, min_length=1, description="null is results/{run}/staging.")
+    staging_dir: str | None = Field(
+        None, min_length=1, description="Runs keep shards below it; null is results/{run}/staging."
+    )
     tiers: dict[str, TierSettings] = Field(min_length=1)
 
     @field_validator("threads")
@@ -131,7 +133,7 @@ class Settings(_Section):
     @property
     def staging(self) -> Path:
         """Folder of the shards not yet published, one folder a capture key below it."""
-        return Path(self.capture.staging_dir) if self.capture.staging_dir else self.results / "staging"
+        return Path(self.capture.staging_dir) / self.run if self.capture.staging_dir else self.results / "staging"
 
     def tier_rows(self) -> dict[str, int]:
         """Rows that each tier holds."""

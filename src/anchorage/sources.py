@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from anchorage.errors import SettingsError, did_you_mean
-from anchorage.resources import DEFAULT_CORPUS, DEFAULT_MODEL
+from anchorage.resources import DEFAULT_CORPUS, DEFAULT_MODEL, MODEL_FILES
 from anchorage.settings import Settings
 
-_SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".gz")
-# Files of a model or corpus folder that decide what comes of it.
-_INPUT_SUFFIXES = {".json", ".safetensors", ".model", ".arrow", ".parquet", ".jsonl"}
+# Kinds of local text files, with the `datasets` builder that reads them, and what they may be compressed with.
+TEXT_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".txt": "text"}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def is_local(source: str) -> bool:
     """Whether a source is meant as a path: it exists, or is not of the form ``name`` or ``owner/name``."""
-    looks_local = source.startswith(("/", ".", "~")) or source.count("/") > 1 or source.endswith(_SUFFIXES)
+    looks_local = (
+        source.startswith(("/", ".", "~")) or source.count("/") > 1 or source.endswith((*TEXT_FORMATS, *COMPRESSIONS))
+    )
     return looks_local or Path(source).expanduser().exists()
 
 
@@ -25,10 +27,10 @@ def local_inputs(source: str) -> list[str]:
         return []
     path = Path(source).expanduser()
     if source.rstrip("/") == DEFAULT_MODEL:
-        names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-        return [f"{DEFAULT_MODEL}/{name}" for name in names]
+        return [f"{DEFAULT_MODEL}/{name}" for name in MODEL_FILES]
     if path.is_dir():
-        return sorted(str(file) for file in path.iterdir() if file.suffix in _INPUT_SUFFIXES)
+        files = (file for file in path.rglob("*") if file.is_file())
+        return sorted(str(file) for file in files if not any(part.startswith(".") for part in file.parts))
     return [str(path)]
 
 

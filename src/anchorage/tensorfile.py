@@ -93,12 +93,12 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (open for the object's life)
         try:
             # Without this the kernel reads far ahead of each small range, and a row costs a hundred kilobytes.
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            self.n_bytes = os.fstat(self._descriptor).st_size
+                os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            self.n_bytes = os.fstat(self._file.fileno()).st_size
             self.metadata, self.entries = self._parse(self._read_header())
         except BaseException:
             self.close()
@@ -120,16 +120,14 @@ class TensorFile:
         buffer = bytearray(stop - start)
         view, done = memoryview(buffer), 0
         while done < len(buffer):
-            n_read = os.preadv(self._descriptor, [view[done:]], start + done)
+            n_read = os.preadv(self._file.fileno(), [view[done:]], start + done)
             if n_read == 0:
                 raise self._damaged(f"bytes {start} to {stop}", f"the file's end at {start + done}")
             done += n_read
         return buffer
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -138,10 +136,6 @@ class TensorFile:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            self.close()
 
     def _read_header(self) -> bytes:
         # One page holds most headers: asking for it at once saves a call.
@@ -156,7 +150,7 @@ class TensorFile:
     def _parse(self, text: bytes) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
         try:
             header = json.loads(text, object_pairs_hook=_no_duplicates)
-            metadata = json.loads(header.pop("__metadata__")[METADATA_KEY])
+            metadata = dict(json.loads(header.pop("__metadata__")[METADATA_KEY]))
             entries = {name: self._parse_entry(name, value, 8 + len(text)) for name, value in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged("a header written by anchorage", f"{type(error).__name__}: {error}") from None

@@ -16,14 +16,12 @@ from typing import Any
 
 from anchorage.errors import AnchorageError, CorpusError, did_you_mean
 from anchorage.settings import CorpusSettings
-from anchorage.sources import is_local
+from anchorage.sources import COMPRESSIONS, TEXT_FORMATS, is_local
 
 _BATCH_TEXTS = 64
 # Arrow's threads that read parquet ahead outlive their iterator a little; a process that ends meanwhile is aborted
 # (https://github.com/apache/arrow/issues/45214; seen in 9 of 20 runs).
 _SETTLE_S = 0.3
-_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".txt": "text"}
-_COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 _HUB_REMEDY = (
     "Check the id, corpus.name, corpus.revision and the network, or set corpus.source to a local .parquet, .jsonl or "
     ".txt file or to a folder saved by datasets. (A local path is known by its suffix, or by starting with / . or ~.)"
@@ -67,7 +65,7 @@ def _open_batches(settings: CorpusSettings) -> Iterator[list[Any]]:
         return _read_dataset(_open_folder(path, settings), settings, settle_s=_SETTLE_S)
     file_format = _format_of(path)
     if not file_format:
-        known = ", ".join(_FORMATS)
+        known = ", ".join(TEXT_FORMATS)
         raise CorpusError(
             f"corpus.source: {settings.source!r} is of no known kind. Known: {known}, and these compressed."
         )
@@ -79,8 +77,8 @@ def _open_batches(settings: CorpusSettings) -> Iterator[list[Any]]:
 
 def _format_of(path: Path) -> str:
     """The `datasets` builder for a file of this name, or an empty string."""
-    inner = path.with_suffix("") if path.suffix in _COMPRESSIONS else path
-    file_format = _FORMATS.get(inner.suffix, "")
+    inner = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    file_format = TEXT_FORMATS.get(inner.suffix, "")
     return "" if file_format == "parquet" and inner != path else file_format
 
 

@@ -8,8 +8,10 @@ transformers model.
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import shutil
+import time
 
 import pytest
 import torch
@@ -57,11 +59,11 @@ def test_a_stopped_capture_goes_on_where_it_was(tmp_path, monkeypatch, parts, st
     shutil.rmtree(tmp_path / "staging")
     commit, count = Staging.commit, collections.Counter()
 
-    def stop(self, *arguments):
+    def stop(self, *arguments, **keywords):
         if count["commits"] == stop_after:
             raise KeyboardInterrupt
         count["commits"] += 1
-        return commit(self, *arguments)
+        return commit(self, *arguments, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "commit", stop)
@@ -69,10 +71,44 @@ def test_a_stopped_capture_goes_on_where_it_was(tmp_path, monkeypatch, parts, st
             capture(plan, tmp_path / "stopped")
     lines: list[str] = []
     capture(plan, tmp_path / "stopped", lines)
-    reused = sum(int(line.split("reused ")[1].split(",")[0]) for line in lines if "captured" in line)
-    captured = sum(int(line.split("captured ")[1].split(" ")[0]) for line in lines if "captured" in line)
+    reused = sum(int(line.split("reused ")[1].split(",")[0]) for line in lines if ", captured" in line)
+    captured = sum(int(line.split("captured ")[1].split(" ")[0]) for line in lines if ", captured" in line)
     assert (reused, captured) == (stop_after, plan.layout.n_shards - stop_after)
     assert tree(tmp_path / "stopped") == whole
+
+
+def test_a_slow_writer_changes_no_byte(tmp_path, monkeypatch):
+    plan = build_plan(tmp_path)
+    whole = tree(capture(plan, tmp_path / "whole").folder)
+    shutil.rmtree(tmp_path / "staging")
+    write_files = Staging.write_files
+
+    def slow(self, *arguments):
+        time.sleep(0.05)  # the next shard is filled meanwhile, into the other buffers
+        return write_files(self, *arguments)
+
+    monkeypatch.setattr(Staging, "write_files", slow)
+    assert tree(capture(plan, tmp_path / "slow").folder) == whole
+
+
+def test_a_failed_write_ends_the_capture_and_keeps_what_was_durable(tmp_path, monkeypatch):
+    plan, calls = build_plan(tmp_path), []
+    write_files = Staging.write_files
+
+    def full(self, shard, *arguments):
+        calls.append(shard)
+        if shard == 2:
+            raise OSError(errno.ENOSPC, "planted")
+        return write_files(self, shard, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "write_files", full)
+        with pytest.raises(OSError, match="planted"):
+            capture(plan, tmp_path / "cache")
+    assert calls == [0, 1, 2]
+    lines: list[str] = []
+    capture(plan, tmp_path / "cache", lines)
+    assert any("part 0: reused 2, captured 4 shards" in line for line in lines)
 
 
 def scale_weights(folder, factor, name="model.layers.1.mlp.down_proj.weight"):
@@ -138,7 +174,7 @@ def test_a_disk_too_full_is_told_before_the_model_is_loaded(tmp_path, monkeypatc
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(capture_module, "load_trunk", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 300 << 10))
-    with pytest.raises(CaptureError, match=r"need .* GiB.*are free.*make prune.*staging_dir"):
+    with pytest.raises(CaptureError, match=r"needs another .* GiB.*are free.*make prune.*staging_dir"):
         capture(plan, tmp_path / "cache")
 
 

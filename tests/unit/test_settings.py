@@ -84,4 +84,4 @@ def test_tier_rows():
 
 def test_staging_can_lie_elsewhere():
     assert load_settings(DEFAULT).staging == Path("results/smollm2-wikipedia/staging")
-    assert load_settings(change(capture__staging_dir="/scratch/x")).staging == Path("/scratch/x")
+    assert load_settings(change(capture__staging_dir="/scratch/x")).staging == Path("/scratch/x/smollm2-wikipedia")

@@ -5,7 +5,13 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from anchorage.errors import AnchorageError
-from anchorage.job import check_folders, hold_run, rule_threads, warn_of_slow_start
+from anchorage.job import (
+    check_folders,
+    hold_run,
+    name_driver,
+    rule_threads,
+    warn_of_slow_start,
+)
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs
 from anchorage.store.layout import layout_of
@@ -23,6 +29,7 @@ try:
 except AnchorageError as error:
     raise WorkflowError(str(error)) from None
 
+name_driver()
 layout = layout_of(settings)
 PART_RULES = layout.part_rules()
 if warning := warn_of_slow_start(layout):

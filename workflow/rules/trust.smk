@@ -4,6 +4,7 @@
 
 rule verify_cache:
     input:
+        model=MODEL_FACTS,
         manifest=f"{CACHE}/{MANIFEST}",
         parts=PART_LISTS,
     output:

@@ -1,4 +1,4 @@
-"""The file format: every name, dtype and offset of a shard, and the names of all files of a cache.
+"""The format of a shard: every tensor's name, dtype and place, and every field of its metadata.
 
 Writer, reader and verification import it; nothing else knows it. docs/format.md says the same in words and is
 normative.
@@ -26,6 +26,20 @@ ROW_DIGESTS = "row_digests"
 STORAGE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _FILE_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _WRITE_BYTES = 64 << 20
+
+
+def shard_metadata(shape: TierShape, *, key: str, shard: int, rows: range, tokens_digest: str) -> dict[str, Any]:
+    """The facts kept inside a shard file. No time, host or part: the same capture gives the same bytes."""
+    return {
+        "format": SHARD_FORMAT,
+        "key": key,
+        "tier": shape.tier,
+        "shard": shard,
+        "rows": [rows.start, rows.stop],
+        "sites": list(shape.widths),
+        "reduce": shape.reduce,
+        "tokens_digest": tokens_digest,
+    }
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,7 @@ class ShardBuffer:
         Returns:
             Bytes written, and their xxh3_128.
         """
-        header, entries = encode_header(self.shape.specs(n_rows), {"format": SHARD_FORMAT, **metadata})
+        header, entries = encode_header(self.shape.specs(n_rows), metadata)
         state, n_bytes = xxhash.xxh3_128(header), len(header)
         file.write(header)
         for name in entries:
@@ -136,15 +150,19 @@ class ShardFile:
         self.file = TensorFile(path)
         self.metadata = self.file.metadata
         for field, value in {"format": SHARD_FORMAT, **expected}.items():
-            if self.metadata.get(field) != value:
-                self.file.close()
-                raise IntegrityError(
-                    path,
-                    expected=f"{field} {value}",
-                    found=self.metadata.get(field),
-                    remedy="The file belongs to another capture; `make verify`, then the plain command, repairs it.",
-                )
-        self._lines = [*self.metadata["sites"], TOKENS]
+            self._require(self.metadata.get(field) == value, f"{field} {value}", self.metadata.get(field))
+        # The row digests do not cover the header: a changed bit in it must not lead to other bytes, or to a crash.
+        sites = self.metadata.get("sites", [])
+        names = sorted(map(str, sites)) if isinstance(sites, list) else []
+        stored = sorted(self.file.entries.keys() - {ROW_DIGESTS, TOKENS})
+        self._require(names == stored and len(self.file.entries) == len(stored) + 2, f"sites {stored}", sites)
+        self._lines = [*sites, TOKENS]
+
+    def _require(self, holds: bool, expected: str, found: object) -> None:
+        if not holds:
+            self.file.close()
+            remedy = "The file is damaged or of another capture; `make verify`, then the plain command, repairs it."
+            raise IntegrityError(self.file.path, expected=expected, found=found, remedy=remedy)
 
     def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the shard's rows ``[start, stop)`` of a site, or of the tokens.

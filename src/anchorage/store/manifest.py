@@ -19,17 +19,19 @@ from anchorage.errors import IntegrityError
 from anchorage.store.identity import capture_key
 from anchorage.store.names import MANIFEST, MANIFEST_FORMAT
 
-_REMEDY = "Run the plain command: it gathers the manifest anew from the parts."
+_REMEDY = "Run the plain command: it makes the list anew from what is staged."
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A shard file of one tier: its path below the folder of its journal or manifest, size, digest and rows."""
+    """A shard file of one tier: its path below the folder of its journal or manifest, size, digest, rows, and the
+    digest of the token ids of these rows."""
 
     file: str
     bytes: int
     xxh3_128: str
     n_rows: int
+    tokens_digest: str
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def gather_parts(parts: Sequence[Path], cache: Path, manifest: Path) -> list[str
     Raises:
         IntegrityError: a part list is damaged, or the parts do not fit together.
     """
-    lists = [read_manifest(path) for path in parts]
+    lists = [_read_part(path) for path in parts]
     shards = [shard for part in lists for shard in part.shards]
     for path, part in zip(parts, lists, strict=True):
         if part.key != lists[0].key:
@@ -157,6 +159,15 @@ def gather_parts(parts: Sequence[Path], cache: Path, manifest: Path) -> list[str
     for orphan in orphans:
         remove_file(cache / orphan)
     return orphans
+
+
+def _read_part(path: Path) -> Manifest:
+    """Read a part list; one that is damaged is removed, so that the next plain command publishes its part again."""
+    try:
+        return read_manifest(path)
+    except IntegrityError:
+        remove_file(path)
+        raise
 
 
 def find_orphans(cache: Path, manifest: Manifest, parts: Sequence[Path]) -> list[str]:

@@ -18,7 +18,14 @@ def superseded_keys(staging: Path, key: str) -> dict[str, int]:
     if not staging.is_dir():
         return {}
     folders = [path for path in staging.iterdir() if path.is_dir() and _KEY.fullmatch(path.name) and path.name != key]
-    return {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in sorted(folders)}
+    return {path.name: sum(map(_size, path.iterdir())) for path in sorted(folders)}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # a temp that its writer has just renamed
+        return 0
 
 
 def prune_staging(staging: Path, key: str, log: Callable[[str], None]) -> None:

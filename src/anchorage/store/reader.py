@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -112,6 +113,18 @@ class Cache:
         item = data.shape[1] // self.identity["seq_len"]
         return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[item]).astype(np.int64))
 
+    def close(self) -> None:
+        """Close the shard files that reads have opened; a later read opens them again."""
+        for file in self._open.values():
+            file.file.close()
+        self._open.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def environment(self, row: int) -> dict[str, object]:
         """Where a row was computed: device, threads, versions."""
         return dict(self._shard_of(row).environment)
@@ -132,6 +145,8 @@ class Cache:
             if len(indices) != n_rows:
                 raise AnchorageError(f"a mask of {len(indices)} rows does not fit {what} of {n_rows} rows")
             return np.flatnonzero(indices)
+        if len(indices) and not np.issubdtype(indices.dtype, np.integer):
+            raise AnchorageError(f"rows are whole numbers, a slice or a mask; found {indices.dtype}")
         indices = indices.astype(np.int64)
         outside = indices[(indices < 0) | (indices >= n_rows)]
         if len(outside):
@@ -163,7 +178,12 @@ class Cache:
         if record.file in self._open:
             self._open.move_to_end(record.file)
             return self._open[record.file]
-        expected = {"key": self.key, "tier": tier, "shard": shard.shard}
+        expected = {
+            "key": self.key,
+            "tier": tier,
+            "rows": [shard.rows[0], shard.rows[0] + record.n_rows],
+            "tokens_digest": record.tokens_digest,
+        }
         self._open[record.file] = file = ShardFile(self.folder / record.file, expected)
         if len(self._open) > _MAX_OPEN_FILES:
             _, oldest = self._open.popitem(last=False)

@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Staging:
         CaptureError: another live process holds some of the shards and does not end in a minute.
     """
 
-    def __init__(self, folder: Path, key: str, layout: Layout, part: int, log: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, key: str, *, layout: Layout, part: int, log: Callable[[str], None]) -> None:
         self.folder, self.key, self.layout, self.part, self.log = folder, key, layout, part, log
         self.shards = layout.part_shards(part)
         durable.make_folder(folder)
@@ -76,20 +77,15 @@ class Staging:
                 self._report_rejected(shard, reasons)
         return accepted
 
-    def commit(
-        self,
-        shard: int,
-        buffers: Mapping[str, ShardBuffer],
-        metadata: Mapping[str, Any],
-        environment: Mapping[str, Any],
-    ) -> ShardRecord:
-        """Make a shard durable: its file in each tier, then its journal line.
+    def write_files(
+        self, shard: int, buffers: Mapping[str, ShardBuffer], metadata: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, FileRecord]:
+        """Make a shard's file of each tier durable. It does not count before :meth:`commit`.
 
         Args:
             shard: number of the shard.
             buffers: filled buffers by tier.
             metadata: by tier, the facts kept inside the file.
-            environment: where it was computed; kept in the journal, not in the file.
         """
         tiers = {}
         for tier in self.layout.shard_tiers(shard):
@@ -97,7 +93,17 @@ class Staging:
             path = self.folder / names.staged_shard(tier, shard)
             with durable.atomic_file(path) as file:
                 n_bytes, xxh3 = buffers[tier].write(file, len(rows), metadata[tier])
-            tiers[tier] = FileRecord(path.name, n_bytes, xxh3, len(rows))
+            tiers[tier] = FileRecord(path.name, n_bytes, xxh3, len(rows), metadata[tier]["tokens_digest"])
+        return tiers
+
+    def commit(self, shard: int, tiers: Mapping[str, FileRecord], *, environment: Mapping[str, Any]) -> ShardRecord:
+        """Make a shard count: its journal line.
+
+        Args:
+            shard: number of the shard.
+            tiers: from :meth:`write_files`.
+            environment: where it was computed; kept in the journal, not in the file.
+        """
         rows = self.layout.shard_rows_range(shard)
         record = ShardRecord(shard, (rows.start, rows.stop), environment, tiers)
         durable.append_line(self.folder / names.journal(self.part), record.to_line())
@@ -108,11 +114,14 @@ class Staging:
         durable.append_line(self.folder / names.memory_log(self.part), canonical_json(line))
 
     def publish(self, records: Mapping[int, ShardRecord], cache: Path) -> list[ShardRecord]:
-        """Hard-link the part's shards into the cache folder.
+        """Hard-link the part's shards into the cache folder. The manifest there is withdrawn first: from here on it
+        names files that may be replaced.
 
         Returns:
             The shards' records with their published names, in order.
         """
+        if durable.remove_file(cache / names.MANIFEST):
+            durable.sync_folder(cache)
         published, counts = [], dict.fromkeys(self.layout.tier_rows, 0)
         for shard in self.shards:
             tiers = {}
@@ -122,7 +131,7 @@ class Staging:
                 counts[tier] += 1
                 durable.make_folder((cache / name).parent)
                 durable.link_file(self.folder / staged.file, cache / name)
-                tiers[tier] = FileRecord(name, staged.bytes, staged.xxh3_128, staged.n_rows)
+                tiers[tier] = replace(staged, file=name)
             record = records[shard]
             published.append(ShardRecord(shard, record.rows, record.environment, tiers))
         for tier in self.layout.tier_rows:

@@ -48,6 +48,12 @@ def verify_cache(
     except IntegrityError as error:
         (corrupt if (cache / MANIFEST).exists() else missing).append(MANIFEST)
         faults[MANIFEST] = str(error)
+    for part in parts:
+        try:
+            read_manifest(part)
+        except IntegrityError as error:
+            (corrupt if part.exists() else missing).append(part.name)
+            faults[part.name] = str(error)
     if manifest is not None:
         files = manifest.files
         report |= {"key": manifest.key, "n_shards": len(manifest.shards), "n_files": len(files)}
@@ -71,7 +77,7 @@ def verify_cache(
     }
 
 
-def repair(cache: Path, staging: Path, report: dict[str, Any], log: Callable[[str], None] = print) -> None:
+def repair(cache: Path, staging: Path, *, report: dict[str, Any], log: Callable[[str], None] = print) -> None:
     """Remove what a failed verification found, so that the next plain command makes it anew.
 
     Args:
@@ -86,8 +92,12 @@ def repair(cache: Path, staging: Path, report: dict[str, Any], log: Callable[[st
     if MANIFEST not in report["corrupt"] + report["missing"]:
         manifest = read_manifest(cache / MANIFEST)
         for name in [*report["missing"], *report["corrupt"]]:
-            shard, tier, _ = manifest.files[name]
-            removed += [cache / name, staging / staged_shard(tier, shard.shard)]
+            removed.append(cache / name)
+            if name in manifest.files:  # else a part list
+                shard, tier, _ = manifest.files[name]
+                removed.append(staging / staged_shard(tier, shard.shard))
+    else:
+        removed += [cache / name for name in report["corrupt"]]
     removed += [cache / name for name in report["orphans"]]
     # The manifest goes last: until then it still tells which staged files the damaged names share their bytes with.
     removed.append(cache / MANIFEST)
