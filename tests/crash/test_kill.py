@@ -100,13 +100,18 @@ def writers(workflow) -> set[int]:
     return found
 
 
-def test_the_driver_alone_killed_its_jobs_end_and_the_plain_command_goes_on(corpus_workflow, uninterrupted, tmp_path):
+@pytest.mark.parametrize("moment", ["the jobs are importing", "2 shards are durable"])
+def test_the_driver_alone_killed_its_jobs_end_and_the_plain_command_goes_on(
+    corpus_workflow, uninterrupted, tmp_path, moment
+):
     shards, manifest = uninterrupted(2)
     workflow = corpus_workflow.copy(tmp_path)
     process = workflow.start("--", "cache")
-    assert wait_until(lambda: workflow.journal_lines() >= 2, process)
+    importing = moment == "the jobs are importing"
+    assert wait_until(lambda: bool(writers(workflow)) if importing else workflow.journal_lines() >= 2, process)
     old = writers(workflow)
     assert old
+    assert importing is not (workflow.results / "staging").exists()
     os.kill(process.pid, signal.SIGKILL)
     workflow.run("--", "cache")
     process.communicate()

@@ -51,3 +51,16 @@ def test_every_column_is_explained():
 def test_the_schema_for_editors_is_that_of_the_settings():
     written = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text())
     assert written == Settings.model_json_schema(), "write it anew: make format"
+
+
+def test_the_commands_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    targets = {command.split()[1] for command in commands if command.startswith("make ")}
+    targets |= set(re.findall(r"`make (\w+)`", text))
+    assert {"run", "test", "help"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for name in re.findall(r"\]\(([\w/.]+)\)", text) + re.findall(r"`(config/[\w.-]+)`", text):
+        assert (ROOT / name).exists() or name == "config/mine.yaml", name

@@ -1,7 +1,7 @@
 """Verification and repair.
 
-Goal: every damage to a published cache is found and named, and repair costs just what was damaged. Method: build a store of
-known random values, damage it, verify, build again. Oracle: the bytes of a store left alone.
+Goal: every damage to a published cache is found and named, and repair costs just what was damaged. Method: build a
+store of known random values, damage it, verify, build again. Oracle: the bytes of a store left alone.
 """
 
 from __future__ import annotations

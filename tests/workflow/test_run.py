@@ -200,3 +200,46 @@ def test_without_the_package_the_snakefile_says_what_to_do(fresh_workflow, tmp_p
     said = [line for line in (done.stdout + done.stderr).splitlines() if "anchorage" in line]
     assert len(said) == 1
     assert "make run" in said[0]
+
+
+def test_the_readme_reads_what_was_stored(workflow, monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    # The tiny run has three blocks, 86 rows of 16 tokens and its own name.
+    for written, tiny in {"smollm2-wikipedia": "tiny", "block.8": "block.1", "block.3": "block.2", "100": "50"}.items():
+        assert written in code
+        code = code.replace(written, tiny)
+    monkeypatch.chdir(workflow.root)
+    names: dict = {}
+    exec(code, names)
+    assert names["x"].shape == (50, 16, 16)
+    assert names["pooled"].shape == (86, 16)
+    assert names["ids"].shape == (50, 16)
+    assert names["cache"].sites[0] == "embed"
+
+
+COLD_READ = """
+import os, pathlib
+import anchorage
+cache = anchorage.open_cache("results/tiny/cache")
+rows = list(range(0, 48, 3))
+for path in pathlib.Path("results/tiny/cache").rglob("*.safetensors"):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+read = lambda: int(open("/proc/self/io").read().split("read_bytes: ")[1].split()[0])
+cache.read("block.1", rows[:1], tier="few")  # code and first pages
+before = read()
+value = cache.read("block.1", rows[1:], tier="few")
+print(read() - before, value.numel() * value.element_size(), len(rows) - 1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: /proc/self/io is Linux's")
+def test_a_cold_read_takes_from_disk_what_it_returns(workflow):
+    # Within a page a row, and the header's pages once a shard; by the kernel's own count of bytes read.
+    command = [sys.executable, "-c", COLD_READ]
+    done = subprocess.run(command, cwd=workflow.root, capture_output=True, text=True, check=True)
+    from_disk, returned, n_rows = map(int, done.stdout.split())
+    page, shards = 4096, 6
+    assert from_disk <= returned + n_rows * page + shards * 3 * page

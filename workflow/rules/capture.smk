@@ -1,6 +1,6 @@
 # Needs model.json and the token rows. Makes the cache: shards, a list of them a part, the manifest.
-# Guarantees: each shard durable in staging before the next begins; published only when its part is whole; nothing taken
-# for done that another key made. Parts with the same pattern of files share a rule: capture_part, capture_tail_part, ...
+# Guarantees: shards durable in staging one after the other; published only when their part is whole; nothing taken for
+# done that another key made. Parts with the same pattern of files share a rule: capture_part, capture_tail_part, ...
 
 for part_rule in PART_RULES:
 
