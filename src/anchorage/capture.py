@@ -44,7 +44,7 @@ class Capturer:
         self._readers: dict[frozenset[str], SiteReader] = {}
 
     def fill(self, tokens: np.ndarray, targets: Mapping[str, tuple[ShardBuffer, slice]], first_row: int) -> None:
-        """Run one batch and put what each tier keeps of it into the tiers' buffers, digested.
+        """Run one batch and put what each tier keeps of it into the tiers' buffers.
 
         Args:
             tokens: token ids ``[rows, seq_len]``.

@@ -91,15 +91,23 @@ def die_with_driver() -> None:
     driver = int(os.environ.get(_DRIVER, os.getppid()))
     if sys.platform == "linux" and os.getppid() == driver:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not psutil.pid_exists(driver):
+    if not _is_alive(driver):
         os._exit(1)
 
     def watch() -> None:
-        while psutil.pid_exists(driver):
+        while _is_alive(driver):
             time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        # A killed process that nobody has waited for yet still has its number.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def check_folders(settings: Settings) -> None:
