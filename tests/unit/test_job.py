@@ -1,7 +1,7 @@
 """The glue between jobs and driver.
 
-Goal: a job never outlives its driver; claims of threads fill a machine once; folders are judged before anything is made.
-Method: real processes; machines and folders played.
+Goal: a job never outlives its driver; claims of threads fill a machine once; folders are judged before anything is
+made. Method: real processes; machines and folders played.
 """
 
 from __future__ import annotations
