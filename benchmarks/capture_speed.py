@@ -1,8 +1,8 @@
 """Tokens per second of the whole capture against the bare forward pass of the trunk, on the same batches.
 
-Goal: what hashing, writing and fsync cost on top of the model. Method: one process, one loaded model; in each round
-both cases run over the same shards, in turn; the first round warms up and is not counted. The bare case is as deep as
-the capture.
+Goal: what casting, hashing, writing and fsync cost on top of the model. Method: one process, one loaded model; in each
+round all cases run over the same shards, in an order that rotates; the first round warms up and is not counted. The bare
+case is as deep as the capture, and is run twice: the second against the first shows what the machine's noise alone does.
 
     python benchmarks/capture_speed.py --config config/config.yaml --shards 2 --rounds 5 --out capture_speed.csv
 
@@ -28,6 +28,8 @@ from anchorage.plan import Plan, load_plan
 from anchorage.settings import load_settings
 from anchorage.store.staging import Staging
 from anchorage.trunk import trimmed
+
+CASES = ("bare", "capture", "bare again")
 
 
 def run_bare(plan: Plan, capturer: Capturer, shards: range) -> None:
@@ -65,13 +67,13 @@ def main() -> None:
     folder = settings.results / "benchmark-staging"
     rows = []
     for number in range(arguments.rounds + 1):
-        for case in ("bare", "capture") if number % 2 else ("capture", "bare"):
+        for case in [CASES[(number + place) % len(CASES)] for place in range(len(CASES))]:
             shutil.rmtree(folder, ignore_errors=True)
             started = time.perf_counter()
-            if case == "bare":
-                run_bare(plan, capturer, shards)
-            else:
+            if case == "capture":
                 run_capture(plan, capturer, shards, folder)
+            else:
+                run_bare(plan, capturer, shards)
             seconds = time.perf_counter() - started
             if number:
                 rows.append({"round": number, "case": case, "tokens": n_tokens, "seconds": round(seconds, 4)})
@@ -81,9 +83,13 @@ def main() -> None:
         writer = csv.DictWriter(file, ["round", "case", "tokens", "seconds"])
         writer.writeheader()
         writer.writerows(rows)
-    times = {case: [row["seconds"] for row in rows if row["case"] == case] for case in ("bare", "capture")}
-    ratios = [bare / captured for bare, captured in zip(times["bare"], times["capture"], strict=True)]
-    print(f"capture / bare in tokens/s: median {statistics.median(ratios):.3f}, {min(ratios):.3f}-{max(ratios):.3f}")
+    seconds_of = {case: [row["seconds"] for row in rows if row["case"] == case] for case in CASES}
+    for case in CASES[1:]:
+        ratios = [bare / other for bare, other in zip(seconds_of["bare"], seconds_of[case], strict=True)]
+        print(
+            f"{case} / bare in tokens/s: median {statistics.median(ratios):.3f}, {min(ratios):.3f}-{max(ratios):.3f}; "
+            f"of the medians {statistics.median(seconds_of['bare']) / statistics.median(seconds_of[case]):.3f}"
+        )
 
 
 if __name__ == "__main__":
