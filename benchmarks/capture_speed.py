@@ -1,8 +1,9 @@
 """Tokens per second of the whole capture against the bare forward pass of the trunk, on the same batches.
 
-Goal: what casting, hashing, writing and fsync cost on top of the model. Method: one process, one loaded model; in each
-round all cases run over the same shards, in an order that rotates; the first round warms up and is not counted. The bare
-case is as deep as the capture, and is run twice: the second against the first shows what the machine's noise alone does.
+Goal: what casting, hashing, writing and fsync cost on top of the model. Method: one process, one loaded model; in
+each round all cases run over the same shards, in an order that rotates; the first round warms up and is not
+counted. The bare case is as deep as the capture, and is run twice: the second against the first shows what the
+machine's noise alone does.
 
     python benchmarks/capture_speed.py --config config/config.yaml --shards 2 --rounds 5 --out capture_speed.csv
 
