@@ -63,6 +63,7 @@ class Workflow:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start the plain command in a process group of its own."""
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "COLUMNS": "200"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # many processes import the same few modules
         return subprocess.Popen(
             self.command(*arguments),
             cwd=self.root,

@@ -14,8 +14,10 @@ from stores import tree
 
 
 @pytest.fixture(scope="module")
-def workflow(finished_workflow, tmp_path_factory):
-    return finished_workflow.copy(tmp_path_factory.mktemp("bad"))
+def workflow(corpus_workflow, tmp_path_factory):
+    workflow = corpus_workflow.copy(tmp_path_factory.mktemp("bad"))
+    workflow.run("--", "cache")
+    return workflow
 
 
 def change(workflow, path, value):
