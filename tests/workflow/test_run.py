@@ -241,5 +241,7 @@ def test_a_cold_read_takes_from_disk_what_it_returns(workflow):
     command = [sys.executable, "-c", COLD_READ]
     done = subprocess.run(command, cwd=workflow.root, capture_output=True, text=True, check=True)
     from_disk, returned, n_rows = map(int, done.stdout.split())
+    if not from_disk:
+        pytest.skip("not run: this filesystem lies in memory, nothing on it is ever cold")
     page, shards = 4096, 6
     assert from_disk <= returned + n_rows * page + shards * 3 * page

@@ -9,8 +9,6 @@ SHARD_FORMAT = "anchorage-shard-1"
 MANIFEST_FORMAT = "anchorage-manifest-1"
 MANIFEST = "manifest.jsonl"
 
-PUBLISHED_SHARD = re.compile(r"part-(\d+)-shard-(\d+)\.safetensors")
-PUBLISHED_PART = re.compile(r"part-(\d+)\.jsonl")
 _STAGED_SHARD = re.compile(r".+\.shard-(\d{6,})\.safetensors")
 
 
