@@ -5,9 +5,11 @@ CONFIG ?= config/config.yaml
 TORCH ?= 2.13.0
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
+RUN = $(shell $(BIN)/python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["run"])' $(CONFIG))
+REPORT = results/$(RUN)/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run verify prune clean test lint format lock
+.PHONY: help run report verify prune clean test lint format lock
 
 help: ## Say what can be made
 	@echo "make [CONFIG=config/config.yaml] [CORES=4] TARGET"
@@ -15,6 +17,12 @@ help: ## Say what can be made
 
 run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)
+
+report: .venv/run.stamp ## Run the workflow, then write its report: figures, captions and provenance in one HTML file
+	rm -f $(REPORT)
+	$(SNAKEMAKE)
+	$(SNAKEMAKE) --report $(REPORT) --report-stylesheet workflow/report/report.css
+	@echo "open $(REPORT)"
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
 	$(SNAKEMAKE) --config 'verify={depth: full}' --forcerun verify_cache -- verify

@@ -1,7 +1,7 @@
 # Anchorage: a corpus through a language model, its activations on disk, proved to equal the model.
 #
 #   snakemake --cores 4            the whole default run; the same command resumes after anything
-#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory
+#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory, probes
 #   --configfile config/x.yaml     another run; keys are explained in config/README.md
 import sys
 
@@ -26,6 +26,8 @@ include: "workflow/rules/resources.smk"
 include: "workflow/rules/corpus.smk"
 include: "workflow/rules/capture.smk"
 include: "workflow/rules/trust.smk"
+include: "workflow/rules/probe.smk"
+include: "workflow/rules/report.smk"
 
 
 localrules:
@@ -35,6 +37,7 @@ localrules:
     verify,
     anchor,
     memory,
+    probes,
 
 
 rule all:
@@ -45,6 +48,9 @@ rule all:
         VERIFY_RESULTS,
         ANCHOR_RESULTS,
         MEMORY_RESULTS,
+        PROBE_RESULTS,
+        OUTLIER_RESULTS,
+        OVERVIEW_RESULTS,
 
 
 rule corpus:
@@ -75,6 +81,15 @@ rule memory:
         CORPUS_RESULTS,
         CACHE_RESULTS,
         MEMORY_RESULTS,
+
+
+rule probes:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        VERIFY_RESULTS,
+        PROBE_RESULTS,
+        OUTLIER_RESULTS,
 
 
 onstart:

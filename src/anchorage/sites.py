@@ -44,7 +44,7 @@ def expand_sites(patterns: Sequence[str], n_layers: int) -> list[str]:
     for pattern in patterns:
         if matched := _match(pattern, stable):
             wanted.update(matched)
-        elif _GLOB_CHARS & set(pattern):
+        elif is_glob(pattern):
             faults.append(f"{pattern!r} matches no stable site")
         elif _looks_stable(pattern):
             faults.append(f"unknown site {pattern!r}{did_you_mean(pattern, stable)}")
@@ -55,8 +55,13 @@ def expand_sites(patterns: Sequence[str], n_layers: int) -> list[str]:
     return [name for name in stable if name in wanted] + list(raw)
 
 
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern can stand for several names."""
+    return bool(_GLOB_CHARS & set(pattern))
+
+
 def _match(pattern: str, stable: Sequence[str]) -> list[str]:
-    if _GLOB_CHARS & set(pattern):
+    if is_glob(pattern):
         return [name for name in stable if fnmatchcase(name, pattern)]
     return [pattern] if pattern in stable else []
 

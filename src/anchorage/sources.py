@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from anchorage.errors import SettingsError, did_you_mean
-from anchorage.resources import DEFAULT_CORPUS, DEFAULT_MODEL, MODEL_FILES
+from anchorage.resources import DEFAULT_CORPUS, MADE_MODELS, MODEL_FILES
 from anchorage.settings import Settings
 
 # Kinds of local text files, with the `datasets` builder that reads them, and what they may be compressed with.
@@ -26,8 +26,8 @@ def local_inputs(source: str) -> list[str]:
     if not is_local(source):
         return []
     path = Path(source).expanduser()
-    if source.rstrip("/") == DEFAULT_MODEL:
-        return [f"{DEFAULT_MODEL}/{name}" for name in MODEL_FILES]
+    if source.rstrip("/") in MADE_MODELS:
+        return [f"{source.rstrip('/')}/{name}" for name in MODEL_FILES]
     if path.is_dir():
         files = (file for file in path.rglob("*") if file.is_file())
         return sorted(str(file) for file in files if not any(part.startswith(".") for part in file.parts))
@@ -41,12 +41,12 @@ def check_sources(settings: Settings) -> None:
         SettingsError: names each missing path and what lies near it.
     """
     faults = []
-    for key, source, default in (
-        ("model.source", settings.model.source, DEFAULT_MODEL),
-        ("corpus.source", settings.corpus.source, DEFAULT_CORPUS),
+    for key, source, made in (
+        ("model.source", settings.model.source, MADE_MODELS),
+        ("corpus.source", settings.corpus.source, (DEFAULT_CORPUS,)),
     ):
         path = Path(source).expanduser()
-        if is_local(source) and source.rstrip("/") != default and not path.exists():
+        if is_local(source) and source.rstrip("/") not in made and not path.exists():
             beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
             faults.append(f"{key}: there is no {source}{did_you_mean(path.name, beside)}")
     if faults:

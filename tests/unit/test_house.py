@@ -16,13 +16,33 @@ PACKAGE = ROOT / "src/anchorage"
 
 # From the ground up. A module imports only what stands before it.
 LAYERS = [
-    ["errors", "processors", "durable", "digest", "tensorfile"],
-    ["settings", "wikitext", "resources", "sources", "sites", "architecture", "trunk", "model_files", "model"],
+    ["errors", "processors", "diskio", "durable", "digest", "tensorfile"],
+    [
+        "settings",
+        "wikitext",
+        "resources",
+        "random_model",
+        "sources",
+        "sites",
+        "architecture",
+        "trunk",
+        "model_files",
+        "model",
+    ],
     ["textsource", "corpusfile", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
-    ["plan", "memory", "capture", "anchor"],
-    ["gate", "figures", "job"],
+    ["plan", "memory", "capture", "anchor", "outliers", "checkpoint"],
+    [
+        "probe.labels",
+        "probe.targets",
+        "probe.tasks.duplicate_token",
+        "probe.tasks.previous_token",
+        "probe.tasks.position",
+    ],
+    ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
+    ["probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
+    ["gate", "overview", "figures", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -50,8 +50,7 @@ def test_a_job_ends_when_its_driver_is_gone_or_a_zombie(through_shell):
 )
 def test_threads_claimed_fill_the_machine_once(monkeypatch, threads, cores, processors, claimed):
     monkeypatch.setattr(job, "available_processors", lambda: processors)
-    settings = load_settings(CONFIG | {"capture": CONFIG["capture"] | {"threads": threads}})
-    assert job.rule_threads(settings, cores) == claimed
+    assert job.rule_threads(threads, cores) == claimed
 
 
 def test_folders_are_judged_and_nothing_is_made(tmp_path, monkeypatch):

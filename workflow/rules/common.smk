@@ -12,6 +12,8 @@ from anchorage.job import (
     rule_threads,
     warn_of_slow_start,
 )
+from anchorage.probe.labels import code_digest
+from anchorage.probe.targets import check_probe, group_sites, probe_sites
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs
 from anchorage.store.layout import layout_of
@@ -26,6 +28,8 @@ try:
     settings = load_settings(config)
     check_sources(settings)
     check_folders(settings)
+    check_probe(settings)
+    PROBE_SITES = probe_sites(settings)
 except AnchorageError as error:
     raise WorkflowError(str(error)) from None
 
@@ -43,7 +47,9 @@ CORPUS_FACTS = f"{RESULTS}/corpus/corpus.json"
 PART_LISTS = [f"{CACHE}/{published_part(part)}" for part in layout.parts]
 ENVIRONMENT = "../envs/anchorage.yaml"
 # The forward pass takes the keyed number of threads; this is its share of the cores Snakemake may use.
-CAPTURE_THREADS = rule_threads(settings, workflow.cores)
+CAPTURE_THREADS = rule_threads(settings.capture.threads, workflow.cores)
+# Of jobs that keep one processor busy.
+ONE_THREAD = rule_threads(1, workflow.cores)
 
 # What decides the captured values. It is a parameter of every later rule too: were it the capture's alone, a capture that
 # fails after a change would leave the old reports looking up to date to whoever asks for one of them by name.
@@ -77,3 +83,34 @@ ANCHOR_RESULTS = [
     f"{RESULTS}/gates/anchor.ok",
 ]
 MEMORY_RESULTS = [f"{RESULTS}/memory.csv"]
+PROBE_TASKS = settings.probe.tasks if settings.probe else []
+SITE_GROUPS = group_sites(PROBE_SITES)
+PROBE_FILES = [
+    f"{RESULTS}/probe/{task}/{site}.json"
+    for task in PROBE_TASKS
+    for site in PROBE_SITES
+]
+PROBE_RESULTS = [
+    *PROBE_FILES,
+    *(
+        f"{RESULTS}/{name}"
+        for name in (
+            "controls.json",
+            "gates/controls.ok",
+            "sweep.csv",
+            "sweep.svg",
+            "sweep.png",
+        )
+        if settings.probe
+    ),
+]
+OUTLIER_RESULTS = [
+    f"{RESULTS}/{name}"
+    for name in (
+        "outliers.csv",
+        "outlier_dimensions.csv",
+        "outliers.svg",
+        "outliers.png",
+    )
+]
+OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]

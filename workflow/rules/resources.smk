@@ -1,6 +1,12 @@
 # Needs the network, once. Makes the embedded model and corpus, and what the configured model turns out to be.
 # Guarantees: digests of downloads checked; commit and digests of the model resolved once a run.
-from anchorage.resources import CORPUS_FILES, DEFAULT_CORPUS, DEFAULT_MODEL, MODEL_FILES
+from anchorage.resources import (
+    CORPUS_FILES,
+    DEFAULT_CORPUS,
+    DEFAULT_MODEL,
+    MODEL_FILES,
+    RANDOM_MODEL,
+)
 
 
 rule fetch_model:
@@ -12,6 +18,20 @@ rule fetch_model:
         ENVIRONMENT
     script:
         "../scripts/fetch_model.py"
+
+
+# Wanted by config/random-weights.yaml alone.
+rule make_random_model:
+    input:
+        [f"{DEFAULT_MODEL}/{name}" for name in MODEL_FILES],
+    output:
+        [f"{RANDOM_MODEL}/{name}" for name in MODEL_FILES],
+    log:
+        "resources/logs/make_random_model.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/make_random_model.py"
 
 
 rule fetch_corpus:

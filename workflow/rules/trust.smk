@@ -8,7 +8,12 @@ rule verify_cache:
         manifest=f"{CACHE}/{MANIFEST}",
         parts=PART_LISTS,
     output:
-        f"{RESULTS}/verify.json",
+        report(
+            f"{RESULTS}/verify.json",
+            caption="../report/verify.rst",
+            category="5 Integrity",
+            labels={"result": "Verification of every stored file (JSON)"},
+        ),
     log:
         f"{LOGS}/verify_cache.log",
     conda:
@@ -28,7 +33,12 @@ rule anchor_cache:
         model=MODEL_FACTS,
         tokens=TOKENS,
     output:
-        report=f"{RESULTS}/anchor.json",
+        report=report(
+            f"{RESULTS}/anchor.json",
+            caption="../report/anchor.rst",
+            category="1 Anchoring",
+            labels={"result": "Stored rows against the model (JSON)"},
+        ),
         batches=f"{RESULTS}/anchor_batches.csv",
     log:
         f"{LOGS}/anchor_cache.log",
@@ -51,7 +61,7 @@ rule gate:
     log:
         f"{LOGS}/gate_{{check}}.log",
     wildcard_constraints:
-        check="verify|anchor",
+        check="verify|anchor|controls",
     conda:
         ENVIRONMENT
     params:
@@ -64,7 +74,13 @@ rule plot_anchor:
     input:
         f"{RESULTS}/anchor_batches.csv",
     output:
-        multiext(f"{RESULTS}/anchor_batches", ".svg", ".png"),
+        report(
+            f"{RESULTS}/anchor_batches.svg",
+            caption="../report/anchor_batches.rst",
+            category="1 Anchoring",
+            labels={"result": "Rows exact at each batch size (figure)"},
+        ),
+        f"{RESULTS}/anchor_batches.png",
     log:
         f"{LOGS}/plot_anchor.log",
     conda:
@@ -77,7 +93,12 @@ rule table_memory:
     input:
         f"{CACHE}/{MANIFEST}",
     output:
-        f"{RESULTS}/memory.csv",
+        report(
+            f"{RESULTS}/memory.csv",
+            caption="../report/memory.rst",
+            category="2 Memory",
+            labels={"result": "Memory and time of each shard (CSV)"},
+        ),
     log:
         f"{LOGS}/table_memory.log",
     conda:

@@ -1,0 +1,274 @@
+"""The first page of the report: what was found, and what it was made from, as reStructuredText.
+
+Snakemake renders its text as a Jinja template first and as reStructuredText then, so every value is escaped for both.
+No dates: the same results give the same page.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from anchorage.store.identity import check_key
+from anchorage.store.manifest import Manifest, read_manifest
+
+_MARKUP = re.compile(r"[!-/:-@\[-`{-~•‣⁃]")  # ASCII punctuation, and what begins a list
+_ROLES = ".. role:: good\n.. role:: bad\n.. role:: digest\n"
+_NO_VALUE = "\N{EN DASH}"
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What the page tells of. ``sweep`` and ``controls`` are empty where the run has no probes."""
+
+    model: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    manifest: Manifest
+    verify: Mapping[str, Any]
+    anchor: Mapping[str, Any]
+    memory: Sequence[Row]
+    outliers: Sequence[Row]
+    sweep: Sequence[Row]
+    controls: Mapping[str, Any]
+
+
+def describe_run(run: str, files: Mapping[str, Path]) -> str:
+    """Write the report's first page.
+
+    Args:
+        run: name of the run.
+        files: ``model``, ``corpus``, ``manifest``, ``verify``, ``anchor``, ``anchor_figure``, ``memory`` and
+            ``outliers``; with probes also ``sweep``, ``controls`` and ``sweep_figure``.
+
+    Returns:
+        The text of ``overview.rst``.
+
+    Raises:
+        AnchorageError: a result belongs to another capture key than the manifest.
+    """
+    results = _read_results(files)
+    title = plain(f"Anchorage: run {run}")
+    sections = [f"{title}\n{'=' * len(title)}", _ROLES, _summary(results), _findings(results), _provenance(results)]
+    if results.sweep:
+        sections.append(_sweep(results.sweep, files["sweep_figure"]))
+    sections.append(_batch_sizes(files["anchor_figure"]))
+    # A brace would begin an expression of the template; what that prints is not read as a template again.
+    return "\n\n".join(sections).replace("{", "{{ '{' }}") + "\n"
+
+
+def plain(value: object) -> str:
+    """A value as a line of text that reStructuredText shows as it is."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(str(value).split()))
+
+
+def _read_results(files: Mapping[str, Path]) -> _Results:
+    facts = {
+        name: json.loads(files[name].read_text()) if name in files else {}
+        for name in ("model", "corpus", "verify", "anchor", "controls")
+    }
+    tables: dict[str, Any] = {
+        name: _read_table(files[name]) if name in files else [] for name in ("memory", "outliers", "sweep")
+    }
+    manifest = read_manifest(files["manifest"])
+    for name in ("verify", "anchor", "controls"):
+        if name in files:
+            check_key(str(files[name]), facts[name]["key"], manifest.key)
+    for name, table in tables.items():
+        for row in table:
+            check_key(str(files[name]), row["key"], manifest.key)
+    return _Results(**facts, **tables, manifest=manifest)
+
+
+def _read_table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _summary(results: _Results) -> str:
+    corpus, architecture, exact = results.corpus, results.model["architecture"], results.anchor["exact"]
+    return (
+        f"{corpus['rows']:,} rows of {corpus['seq_len']:,} tokens through {plain(architecture['class'])} "
+        f"({architecture['n_layers']} layers, width {architecture['width']:,}); {exact['n_sites']} sites kept on disk, "
+        f"{_size(results.verify['n_bytes'])} in {results.verify['n_shards']:,} shards. Every result has a caption "
+        "that says how it was measured and what it does not show: choose it on the left."
+    )
+
+
+def _findings(results: _Results) -> str:
+    verify, anchor = results.verify, results.anchor
+    rows = [["Anchoring", _verdict(anchor), _anchoring(anchor)], ["Memory", _NO_VALUE, _memory(results.memory)]]
+    if results.sweep:
+        found = "; ".join(
+            f"{plain(best['task'])} {_accuracy(best)} at {plain(best['site'])} (chance {float(best['chance']):.3f})"
+            for best in map(_best, _tasks(results.sweep).values())
+        )
+        rows.append(["Layer sweep", _NO_VALUE, f"Best accuracy on held-out rows: {found}."])
+    if results.controls:
+        rows.append(["Probe controls", _verdict(results.controls), _controls(results.controls)])
+    rows.append(["Outlier dimensions", _NO_VALUE, _outliers(results.outliers)])
+    kinds = ", ".join(f"{len(verify[kind]):,} {kind}" for kind in ("missing", "corrupt", "orphans"))
+    looked = f"{verify['n_files']:,} files of {verify['n_bytes']:,} bytes, depth {plain(verify['depth'])}: {kinds}."
+    rows.append(["Integrity", _verdict(verify), looked])
+    faults = [fault for report in (anchor, verify) for fault in report["faults"][:3]]
+    return _section("Findings", _table(["Check", "Verdict", "What was found"], rows), _bullets(faults))
+
+
+def _anchoring(anchor: Mapping[str, Any]) -> str:
+    exact = anchor["exact"]
+    return (
+        f"{exact['n_rows']:,} rows computed again at {exact['n_sites']} sites: {exact['n_comparisons']:,} comparisons, "
+        f"{exact['mismatched']:,} mismatched; largest difference {plain(exact['max_abs_diff'])}. "
+        f"Demanded: {plain(anchor['demanded'])}."
+    )
+
+
+def _memory(lines: Sequence[Row]) -> str:
+    if not lines:
+        return "No capture of a shard left a log."
+    peak, speed = (
+        max(float(line["peak_mib"]) for line in lines),
+        median(float(line["tokens_per_s"]) for line in lines),
+    )
+    return f"Highest resident size {peak:,.0f} MiB in {len(lines):,} shards; median {speed:,.0f} tokens a second."
+
+
+def _outliers(sites: Sequence[Row]) -> str:
+    largest = max(sites, key=lambda row: float(row["max_abs"]))
+    return (
+        f"In {sum(int(row['n_outliers']) > 0 for row in sites)} of {len(sites)} sites; the largest value is "
+        f"{float(largest['max_abs']):,.1f}, in dimension {plain(largest['max_dimension'])} of {plain(largest['site'])}."
+    )
+
+
+def _controls(controls: Mapping[str, Any]) -> str:
+    tasks = controls["tasks"]
+    warnings = [f"{task}: {warning}" for task, control in tasks.items() for warning in control["warnings"]]
+    told = "; ".join(map(plain, [*controls["faults"][:3], *warnings] or ["no warnings"]))
+    return f"{sum(control['matched'] for control in tasks.values())} of {len(tasks)} tasks matched; {told}."
+
+
+def _provenance(results: _Results) -> str:
+    model, corpus, identity = results.model, results.corpus, results.manifest.identity
+    named = [corpus[name] for name in ("source", "name", "revision", "split") if corpus[name]]
+    rows = [
+        ["Model", plain(model["source"])],
+        ["Commit", _digest(model["commit"]) if model["commit"] else "none: a local folder"],
+        ["Weights digest", _digest(model["weights_digest"])],
+        ["Tokenizer digest", _digest(model["tokenizer_digest"])],
+        ["Corpus", plain(", ".join(named))],
+        ["Text digest", _digest(corpus["text_digest"])],
+        ["Capture key", _digest(results.manifest.key)],
+        [
+            "Forward pass",
+            plain(f"{identity['dtype']}, {identity['attention']} attention, batches of {identity['batch_rows']} rows"),
+        ],
+        ["Stored as", plain(identity["storage_dtype"])],
+        ["Device", "; ".join(map(plain, _devices(results)))],
+        ["Versions", plain(", ".join(f"{name} {version}" for name, version in model["versions"].items()))],
+    ]
+    return _section("Provenance", _table(None, rows))
+
+
+def _devices(results: _Results) -> list[str]:
+    """Each machine that captured shards, in the order of the shards."""
+    devices = []
+    for shard in results.manifest.shards:
+        seen = shard.environment
+        threads = f"threads {seen['threads']}" if seen.get("threads") else None
+        parts = (seen.get("device"), seen.get("device_name"), seen.get("cpu_capability"), seen.get("system"), threads)
+        devices.append(", ".join(str(part) for part in parts if part))
+    return list(dict.fromkeys(devices))
+
+
+def _tasks(sweep: Sequence[Row]) -> dict[str, list[Row]]:
+    """Lines of each task, its sites in running order."""
+    ordered = sorted(sweep, key=lambda row: int(row["site_index"]))
+    return {
+        task: [row for row in ordered if row["task"] == task] for task in dict.fromkeys(row["task"] for row in sweep)
+    }
+
+
+def _best(sites: Sequence[Row]) -> Row:
+    return max(sites, key=lambda row: float(row["accuracy"]))
+
+
+def _sweep(sweep: Sequence[Row], figure: Path) -> str:
+    tasks = _tasks(sweep)
+    text = (
+        "Accuracy on held-out rows at the task's best site (in brackets its interval), against the model's input, the "
+        f"last site, probes trained on shuffled labels (lowest to highest of {len({row['site'] for row in sweep})} "
+        "sites), chance, and the best lookup by position or by token id alone."
+    )
+    head = ["Task", "Best site", "Accuracy", "At embed", "Last site", "Shuffled labels", "Chance"]
+    table = _table([*head, "Position only", "Token only"], [_task_cells(*task) for task in tasks.items()])
+    return _section("Layer sweep", text, table, _image(figure, "accuracy at each site"))
+
+
+def _task_cells(task: str, sites: Sequence[Row]) -> list[str]:
+    best, last = _best(sites), sites[-1]
+    shuffled = [float(row["shuffled_accuracy"]) for row in sites]
+    return [
+        plain(task),
+        plain(best["site"]),
+        f"{_accuracy(best)} ({float(best['low']):.3f} to {float(best['high']):.3f})",
+        next((_accuracy(row) for row in sites if row["site"] == "embed"), _NO_VALUE),
+        f"{_accuracy(last)} ({plain(last['site'])})",
+        f"{min(shuffled):.3f} to {max(shuffled):.3f}",
+        *(f"{float(best[name]):.3f}" for name in ("chance", "position_only_accuracy", "token_only_accuracy")),
+    ]
+
+
+def _batch_sizes(figure: Path) -> str:
+    text = (
+        "Exact means: on this machine, at the captured batch size. The same rows in batches of other sizes may differ "
+        "in the last bits, since kernels choose by shape."
+    )
+    return _section("Batch sizes", text, _image(figure, "rows that stay exact at each batch size"))
+
+
+def _accuracy(row: Row) -> str:
+    return f"{float(row['accuracy']):.3f}"
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    return ":good:`passed`" if report["ok"] else ":bad:`failed`"
+
+
+def _digest(value: object) -> str:
+    return f":digest:`{plain(value)}`"
+
+
+def _size(n_bytes: int) -> str:
+    power = max((power for power in range(5) if n_bytes >= 1024**power), default=0)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{n_bytes / 1024**power:,.{min(power, 2)}f} {unit}"
+
+
+def _section(title: str, *blocks: str) -> str:
+    return "\n\n".join([f"{title}\n{'-' * len(title)}", *(block for block in blocks if block)])
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {plain(line)}" for line in lines)
+
+
+def _table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
+    option = "   :header-rows: 1" if head else "   :stub-columns: 1"
+    lines = ["\n     - ".join([f"   * - {first}", *others]) for first, *others in [*([head] if head else []), *rows]]
+    return "\n".join([".. list-table::", option, "", *lines])
+
+
+def _image(path: Path, alt: str) -> str:
+    kind = {".svg": "svg+xml", ".png": "png"}[path.suffix]
+    # In lines: docutils refuses a document that has a line of over 10,000 characters.
+    data = base64.encodebytes(path.read_bytes()).decode().split()
+    return "\n   ".join([f".. image:: data:image/{kind};base64,", *data, f":alt: {alt}"])

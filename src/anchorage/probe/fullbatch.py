@@ -1,0 +1,132 @@
+"""The probe of one site with all its tokens in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from anchorage.errors import AnchorageError
+from anchorage.probe.design import Design, Side
+from anchorage.probe.metrics import accuracy
+from anchorage.probe.solver import Solution, decide, solve_path
+from anchorage.store.reader import Cache
+
+PENALTIES = (0.1, 0.01, 0.001, 0.0001)  # from strong to weak
+# Of the gradient, while penalties are compared; the probe itself is fitted to the solver's own.
+_SEARCH_TOLERANCE = 1e-3
+_BLOCK_ROWS = 128
+# Values, their standardised copy, and a part of them for choosing the penalty.
+_COPIES = 3
+
+
+def fit_full_batch(
+    cache: Cache, tier: str, *, site: str, design: Design
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Fit the probe of a site and its control on shuffled labels.
+
+    Args:
+        cache, tier, site: what to read.
+        design: the task's tokens.
+
+    Returns:
+        Test scores ``[test tokens, outputs]`` of both, and facts: penalty, n_iterations, converged, tried.
+
+    Raises:
+        AnchorageError: a value is not finite, or the tokens do not fit in memory.
+    """
+    train = read_tokens(cache, tier, site=site, side=design.train)
+    test = read_tokens(cache, tier, site=site, side=design.test)
+    labels, n_classes = torch.from_numpy(design.train.labels), len(design.classes)
+    best, tried = choose_penalty(train, labels, held_out=torch.from_numpy(design.validation), n_classes=n_classes)
+    train, test = standardise(train, test)
+    (probe,) = solve_path(train, labels, n_classes=n_classes, penalties=[best.penalty], start=best)
+    # The control has the probe's penalty, and with it the same capacity.
+    shuffled = torch.from_numpy(design.train.shuffled)
+    (control,) = solve_path(train, shuffled, n_classes=n_classes, penalties=[best.penalty])
+    facts = {"penalty": best.penalty, "n_iterations": probe.n_iterations, "converged": probe.converged, "tried": tried}
+    return probe.scores(test), control.scores(test), facts
+
+
+def read_tokens(cache: Cache, tier: str, *, site: str, side: Side) -> torch.Tensor:
+    """Read the hidden states of a side's tokens, and of no rows that hold none of them.
+
+    Returns:
+        float32 ``[tokens, width]``.
+
+    Raises:
+        AnchorageError: a value is not finite, or all of them would not fit in memory.
+    """
+    rows, index = np.unique(side.rows, return_inverse=True)
+    blocks: list[torch.Tensor] = []
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        first, last = np.searchsorted(index, (start, start + _BLOCK_ROWS))
+        block = cache.read(site, rows[start : start + _BLOCK_ROWS], tier=tier)
+        if not blocks:
+            _check_memory(len(side) * block.shape[2] * 4 * _COPIES)
+        blocks.append(block[index[first:last] - start, side.positions[first:last]].float())
+    values = torch.cat(blocks)
+    check_finite(values, side.rows, f"{cache.folder}: site {site!r}, tier {tier!r}")
+    return values
+
+
+def check_finite(values: torch.Tensor, rows: np.ndarray, what: str) -> None:
+    """Refuse values ``[tokens, width]`` that are not finite; ``rows`` ``[tokens]`` says where each comes from."""
+    finite = torch.isfinite(values).all(1)
+    if not finite.all():
+        raise AnchorageError(
+            f"{what}: row {rows[int(finite.int().argmin())]} holds a value that is not finite (NaN or infinite). A "
+            "capture stores none; was this cache written by something else? Capture it anew (make clean), or leave the "
+            "site out"
+        )
+
+
+def standardise(train: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+    """Bring every dimension to mean 0 and variance 1 of the training tokens; a constant one to 0."""
+    mean, deviation = train.mean(0), train.std(0, correction=0)
+    scale = torch.where(deviation > 0, deviation, torch.inf)
+    return [(values - mean) / scale for values in (train, *others)]
+
+
+def choose_penalty(
+    values: torch.Tensor, labels: torch.Tensor, *, held_out: torch.Tensor, n_classes: int
+) -> tuple[Solution, list[dict[str, Any]]]:
+    """Fit on a part of the training tokens under every penalty, score on the rest, and take the best.
+
+    Args:
+        values: ``[tokens, width]``, as read.
+        labels: int64 ``[tokens]``.
+        held_out: bool ``[tokens]``; the part to score on.
+        n_classes: how many classes there are.
+
+    Returns:
+        The solution with the highest accuracy, of equals that with the strongest penalty; and a line for each penalty:
+        penalty, validation_accuracy, n_iterations, converged.
+    """
+    fit, validation = standardise(values[~held_out], values[held_out])
+    solutions = solve_path(
+        fit, labels[~held_out], n_classes=n_classes, penalties=PENALTIES, tolerance=_SEARCH_TOLERANCE
+    )
+    answers = labels[held_out].numpy()
+    accuracies = [accuracy(answers, decide(solution.scores(validation)).numpy()) for solution in solutions]
+    tried = [
+        {
+            "penalty": solution.penalty,
+            "validation_accuracy": found,
+            "n_iterations": solution.n_iterations,
+            "converged": solution.converged,
+        }
+        for solution, found in zip(solutions, accuracies, strict=True)
+    ]
+    return solutions[int(np.argmax(accuracies))], tried
+
+
+def _check_memory(n_bytes: int) -> None:
+    free = psutil.virtual_memory().available
+    if n_bytes > free:
+        raise AnchorageError(
+            f"the tokens of a probe need {n_bytes / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free. Lower "
+            "probe.max_tokens, or set probe.solver to adam, which streams them from disk"
+        )

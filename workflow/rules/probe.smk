@@ -1,0 +1,141 @@
+# Needs the verified cache. Makes probe/{task}/{site}.json, sweep.*, controls.json and its gate, outliers.*.
+# Guarantees: an edited task remakes its own probes, a new seed all of them, neither the cache; probes with two matched
+# classes are refused (gate) unless position alone and token id alone score exactly chance.
+
+# A job takes several sites: starting one costs as much as some probes do.
+for group, sites in enumerate(SITE_GROUPS):
+
+    rule:
+        name:
+            f"fit_probes_{group}"
+        input:
+            manifest=f"{CACHE}/{MANIFEST}",
+            verified=f"{RESULTS}/gates/verify.ok",
+        output:
+            [f"{RESULTS}/probe/{{task}}/{site}.json" for site in sites],
+        log:
+            f"{LOGS}/fit_probes_{{task}}_{group}.log",
+        wildcard_constraints:
+            task="|".join(settings.probe.tasks),
+        conda:
+            ENVIRONMENT
+        threads: ONE_THREAD
+        params:
+            decides=DECIDES,
+            probe=settings.probe.model_dump(exclude={"tasks"}),
+            seed=settings.seed,
+            code=lambda wildcards: code_digest(wildcards.task),
+        script:
+            "../scripts/fit_probes.py"
+
+
+if settings.probe:
+
+    rule control_probes:
+        input:
+            manifest=f"{CACHE}/{MANIFEST}",
+            verified=f"{RESULTS}/gates/verify.ok",
+        output:
+            report(
+                f"{RESULTS}/controls.json",
+                caption="../report/controls.rst",
+                category="3 Layer sweep",
+                labels={
+                    "result": "Controls: what position or token id alone can tell (JSON)"
+                },
+            ),
+        log:
+            f"{LOGS}/control_probes.log",
+        conda:
+            ENVIRONMENT
+        params:
+            decides=DECIDES,
+            probe=settings.probe.model_dump(),
+            seed=settings.seed,
+            code=[code_digest(task) for task in settings.probe.tasks],
+        script:
+            "../scripts/control_probes.py"
+
+    rule tabulate_sweep:
+        input:
+            probes=PROBE_FILES,
+            controls=f"{RESULTS}/controls.json",
+        output:
+            report(
+                f"{RESULTS}/sweep.csv",
+                caption="../report/sweep.rst",
+                category="3 Layer sweep",
+                labels={"result": "Accuracy of every probe (CSV)"},
+            ),
+        log:
+            f"{LOGS}/tabulate_sweep.log",
+        conda:
+            ENVIRONMENT
+        params:
+            decides=DECIDES,
+            seed=settings.seed,
+        script:
+            "../scripts/tabulate_sweep.py"
+
+    rule plot_sweep:
+        input:
+            f"{RESULTS}/sweep.csv",
+        output:
+            report(
+                f"{RESULTS}/sweep.svg",
+                caption="../report/sweep.rst",
+                category="3 Layer sweep",
+                labels={"result": "Accuracy by site (figure)"},
+            ),
+            f"{RESULTS}/sweep.png",
+        log:
+            f"{LOGS}/plot_sweep.log",
+        conda:
+            ENVIRONMENT
+        script:
+            "../scripts/plot_sweep.py"
+
+
+rule measure_outliers:
+    input:
+        manifest=f"{CACHE}/{MANIFEST}",
+        verified=f"{RESULTS}/gates/verify.ok",
+    output:
+        table=report(
+            f"{RESULTS}/outliers.csv",
+            caption="../report/outliers.rst",
+            category="4 Outlier dimensions",
+            labels={
+                "result": "RMS, maxima and outlier dimensions of every site (CSV)"
+            },
+        ),
+        dimensions=f"{RESULTS}/outlier_dimensions.csv",
+    log:
+        f"{LOGS}/measure_outliers.log",
+    conda:
+        ENVIRONMENT
+    threads: ONE_THREAD
+    params:
+        decides=DECIDES,
+    script:
+        "../scripts/measure_outliers.py"
+
+
+rule plot_outliers:
+    input:
+        table=f"{RESULTS}/outliers.csv",
+        dimensions=f"{RESULTS}/outlier_dimensions.csv",
+    output:
+        report(
+            f"{RESULTS}/outliers.svg",
+            caption="../report/outliers.rst",
+            category="4 Outlier dimensions",
+            labels={"result": "Outlier dimensions by site (figure)"},
+        ),
+        f"{RESULTS}/outliers.png",
+    log:
+        f"{LOGS}/plot_outliers.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/plot_outliers.py"
