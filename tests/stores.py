@@ -31,6 +31,9 @@ class Store:
     token_dtype: str = "uint16"
     key_note: str = "a"  # another note is another key
     tier_rows: dict[str, int] = field(default_factory=dict)
+    seq_len: int = SEQ_LEN
+    width: int = WIDTH
+    n_ids: int | None = None  # None is nearly all the token dtype can hold
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,7 +42,8 @@ class Store:
             n_rows=self.n_rows, batch_rows=4, shard_rows=8, n_parts=self.n_parts, tier_rows=self.tier_rows
         )
         random = np.random.default_rng(7)
-        self.token_ids = random.integers(0, MAX_ID[self.token_dtype], (self.n_rows, SEQ_LEN)).astype(self.token_dtype)
+        shape = self.n_rows, self.seq_len
+        self.token_ids = random.integers(0, self.n_ids or MAX_ID[self.token_dtype], shape).astype(self.token_dtype)
         dtype = getattr(torch, self.storage_dtype)
         self.values = {
             (tier, site): torch.from_numpy(random.normal(size=(self.n_rows, *self._row_shape(tier)))).to(dtype)
@@ -49,7 +53,7 @@ class Store:
         tiers = {tier: {"sites": SITES, "reduce": self._reduce(tier)} for tier in self.tier_rows}
         self.identity = {
             "note": self.key_note,
-            "seq_len": SEQ_LEN,
+            "seq_len": self.seq_len,
             "storage_dtype": self.storage_dtype,
             "tiers": tiers,
         }
@@ -71,11 +75,16 @@ class Store:
         return "mean" if tier == "pooled" else "none"
 
     def _row_shape(self, tier: str) -> tuple[int, ...]:
-        return (WIDTH,) if tier == "pooled" else (SEQ_LEN, WIDTH)
+        return (self.width,) if tier == "pooled" else (self.seq_len, self.width)
 
     def shape(self, tier: str) -> TierShape:
         return TierShape(
-            tier, dict.fromkeys(SITES, WIDTH), self._reduce(tier), SEQ_LEN, self.storage_dtype, self.token_dtype
+            tier,
+            dict.fromkeys(SITES, self.width),
+            self._reduce(tier),
+            self.seq_len,
+            self.storage_dtype,
+            self.token_dtype,
         )
 
     def digest(self, rows: range) -> str:

@@ -96,7 +96,8 @@ def _draw_task(axis: Axes, table: pd.DataFrame, sites: Sequence[str]) -> None:
     _draw_level(axis, places, chance, "--", color="black", linewidth=1.2, label="chance")
     for column, what, line in (("token", "token id", ":"), ("position", "position", "-.")):
         values = table[f"{column}_only_accuracy"].astype(float)
-        if ((values - chance).abs() > _UNLIKE_CHANCE).any():
+        # Always right, it is the label itself, and would press all else to the floor.
+        if ((values - chance).abs() > _UNLIKE_CHANCE).any() and (values < 1).any():
             label = f"best lookup by {what} alone"
             _draw_level(axis, places, values, line, color=_ORANGE, linewidth=1.4, label=label)
     axis.margins(y=0.12)
@@ -119,12 +120,12 @@ def _draw_level(axis: Axes, places: np.ndarray, values: pd.Series, line: str, **
 
 
 def _task_title(task: str, table: pd.DataFrame, *, line_chars: int) -> str:
-    """A panel's title: the task, how many examples there were at its sites, and what the sweep warns of."""
+    """A panel's title: the task, how many tokens there were at its sites, and what the sweep warns of."""
     counts = []
     for name in ("n_train", "n_test"):
         known = table[name].dropna().astype(int)
         counts.append(" to ".join(f"{count:,}" for count in sorted({known.min(), known.max()})) if len(known) else "?")
-    lines = [f"{task}: {counts[0]} training, {counts[1]} test examples"]
+    lines = [f"{task}: {counts[0]} training, {counts[1]} test tokens"]
     if "warning" in table:
         warnings = table["warning"].dropna().astype(str).str.strip()
         lines += [f"Warning: {text}" for text in warnings.unique() if text]

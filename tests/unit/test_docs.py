@@ -10,8 +10,13 @@ import json
 import re
 from pathlib import Path
 
-from anchorage.memory import COLUMNS
-from anchorage.settings import CaptureSettings, CorpusSettings, ModelSettings, Settings, TierSettings
+import numpy as np
+import torch
+
+from anchorage import memory, outliers
+from anchorage.probe import fullbatch, sweep
+from anchorage.probe.labels import Labels, known_tasks
+from anchorage.settings import CaptureSettings, CorpusSettings, ModelSettings, ProbeSettings, Settings, TierSettings
 from anchorage.store.format import TierShape
 from anchorage.store.names import MANIFEST_FORMAT, SHARD_FORMAT
 from anchorage.tensorfile import encode_header
@@ -37,15 +42,47 @@ def test_the_worked_example_of_the_format():
 
 def test_every_key_is_explained():
     text = (ROOT / "config/README.md").read_text()
-    for section in (Settings, ModelSettings, CorpusSettings, CaptureSettings, TierSettings):
+    for section in (Settings, ModelSettings, CorpusSettings, CaptureSettings, TierSettings, ProbeSettings):
         for key in section.model_fields:
-            assert f"`{key}`" in text or f"`{key}." in text or f"\n## {key}" in text or f", {key}\n" in text, key
+            assert (
+                f"`{key}`" in text
+                or f"`{key}." in text
+                or f".{key}`" in text
+                or f"\n## {key}" in text
+                or f", {key}\n" in text
+            ), key
 
 
 def test_every_column_is_explained():
     text = (ROOT / "docs/results.md").read_text()
-    for column in COLUMNS:
+    for column in [*memory.COLUMNS, *sweep.COLUMNS, *outliers.COLUMNS, *outliers.DIMENSION_COLUMNS]:
         assert f"`{column}`" in text, column
+
+
+def test_the_probes_are_described_as_they_are():
+    text = (ROOT / "docs/probes.md").read_text()
+    for task in known_tasks():
+        assert f"| `{task}` |" in text
+    assert ", ".join(map(str, fullbatch.PENALTIES)) in text
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    tokens = np.array([[330, 1, 378], [2, 339, 3]])
+    labels = names["label"](tokens, np.array([True, False]))
+    assert isinstance(labels, Labels)
+    assert labels.values.tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert labels.cells.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_the_checkpointed_loop_of_the_documents_runs_and_has_nothing_left_to_do(tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/checkpoint.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    ends = []
+    for _ in range(2):
+        names: dict = {}
+        exec(code, names)
+        ends.append([value.clone() for value in names["model"].state_dict().values()])
+    assert names["checkpoints"].resumed == 1000
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
 def test_the_schema_for_editors_is_that_of_the_settings():

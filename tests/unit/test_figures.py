@@ -69,7 +69,7 @@ def site_labels(texts, sites) -> list[str]:
 def test_sweep_of_few_and_many_sites(tmp_path, sites):
     texts = draw(tmp_path, plot_sweep, sweep_table(sites, ("duplicate_token", "topic")))
     assert {"chance", "probe, simultaneous interval", "probe on shuffled labels, interval"} <= set(texts)
-    assert "duplicate_token: 10,254 training, 2,606 test examples" in texts
+    assert "duplicate_token: 10,254 training, 2,606 test tokens" in texts
     assert sum(text.startswith("topic: ") for text in texts) == 1
     if len(sites) <= 40:
         assert site_labels(texts, sites) == sites  # every one, once, in running order
@@ -84,6 +84,7 @@ def test_sweep_draws_a_lookup_only_where_it_differs_from_chance(tmp_path):
 
     assert not any("best lookup" in text for text in texts("equal", token_only_accuracy=0.504))
     assert not any("best lookup" in text for text in texts("empty", token_only_accuracy=np.nan))
+    assert not any("best lookup" in text for text in texts("label", position_only_accuracy=1.0))
     assert LOOKUP in texts("token", token_only_accuracy=0.42)
     assert "best lookup by position alone" in texts("position", position_only_accuracy=0.55)
 
@@ -94,17 +95,17 @@ def test_sweep_with_empty_cells(tmp_path):
     table.loc[table["task"] == "b", numbers] = np.nan
     table.loc[table["site"] == "block.3", ["low", "high", "shuffled_accuracy", "token_only_accuracy"]] = np.nan
     texts = draw(tmp_path, plot_sweep, table)
-    assert "b: ? training, ? test examples" in texts
+    assert "b: ? training, ? test tokens" in texts
     assert LOOKUP in texts
 
 
 def test_sweep_says_what_it_was_warned_of(tmp_path):
     table = sweep_table(["embed", "block.0"], ("a", "b"))
-    table["warning"] = np.where(table["task"] == "a", "only 9 test examples, costs $1 or $2", None)
+    table["warning"] = np.where(table["task"] == "a", "only 9 test tokens, costs $1 or $2", None)
     table["n_train"] = np.where(table["site"] == "embed", 900, 1_000)
     texts = draw(tmp_path, plot_sweep, table)
-    assert [text for text in texts if "Warning" in text] == ["Warning: only 9 test examples, costs $1 or $2"]
-    assert "a: 900 to 1,000 training, 2,606 test examples" in texts
+    assert [text for text in texts if "Warning" in text] == ["Warning: only 9 test tokens, costs $1 or $2"]
+    assert "a: 900 to 1,000 training, 2,606 test tokens" in texts
 
 
 @pytest.mark.parametrize("sites", HARD_SITES, ids=len)

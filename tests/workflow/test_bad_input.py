@@ -35,6 +35,9 @@ def change(workflow, path, value):
         ({"corpus.rows": "many", "modle": 1}, ["2 fault(s)", "corpus.rows: input should be a valid integer", "modle"]),
         ({"capture.shard_rows": 10}, ["capture.shard_rows: must be a multiple of batch_rows (4)"]),
         ({"model.source": "resources/models/tiny-lama"}, ["there is no resources/models/tiny-lama", "tiny-llama"]),
+        ({"probe.tasks": ["duplicate-tokens"]}, ["unknown task 'duplicate-tokens'; did you mean duplicate-token"]),
+        ({"probe.tier": "pooled"}, ["'pooled' keeps only the mean", "tiers that keep all tokens: few, residual"]),
+        ({"probe.tir": "few"}, ["probe.tir: unknown key; did you mean tier"]),
         ({"corpus.source": "resources/corpora/tiny.json"}, ["there is no resources/corpora/tiny.json", "tiny.jsonl"]),
     ],
 )
@@ -56,7 +59,7 @@ def test_told_before_any_job(workflow, values, said):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"capture.tiers": {"a": {"sites": ["blok.1"]}}}, ["blok.1", "did you mean", "block.1"]),
+        ({"capture.tiers": {"a": {"sites": ["blok.1"]}}, "probe": None}, ["blok.1", "did you mean", "block.1"]),
         ({"corpus.seq_len": 500, "corpus.rows": 2}, ["at most 128 positions"]),
         ({"corpus.rows": 1000}, ["1000", "rows"]),
         ({"model.source": "nobody/no-such-model"}, ["nobody/no-such-model", "HF_HUB_OFFLINE"]),

@@ -78,13 +78,14 @@ class Design:
     @property
     def warnings(self) -> list[str]:
         """Whether too few tokens are left, and how many rows would do."""
-        (n_train, n_test), found = self.n_found, f"{len(self.train)} training and {len(self.test)} test tokens"
+        n_train, n_test = self.n_found
         short = max(MIN_TRAIN_TOKENS / n_train, MIN_TEST_TOKENS / n_test)
         if short <= 1:
             return []
         return [
-            f"only {found} are left of {self.n_rows} rows; about {math.ceil(self.n_rows * short)} rows would give the "
-            f"{MIN_TRAIN_TOKENS} and {MIN_TEST_TOKENS} that are wanted at least"
+            f"only {n_train} training and {n_test} test tokens are left of {self.n_rows} rows; about "
+            f"{math.ceil(self.n_rows * short)} rows would give the {MIN_TRAIN_TOKENS} and {MIN_TEST_TOKENS} that are "
+            "wanted at least"
         ]
 
 
@@ -99,7 +100,8 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
         seed: of every random choice.
 
     Raises:
-        AnchorageError: fewer than two classes are left on a side, with how many tokens of each there were.
+        AnchorageError: fewer than two classes are left on a side, with how many tokens of each there were; or all
+            training tokens stand in one row.
     """
     n_rows = len(tokens)
     n_test_rows = min(max(1, round(n_rows * test_fraction)), n_rows - 1)
@@ -112,6 +114,11 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
     for name, side in (("training", train), ("test", test)):
         _check_classes(task, labels, name, side)
     fit_rows = np.unique(train.rows)
+    if len(fit_rows) < 2:
+        raise AnchorageError(
+            f"{task}: all training tokens stand in one row, and none is left to choose the penalty on. Give the tier "
+            "more rows, lower probe.test_fraction, or raise probe.max_tokens"
+        )
     first_validation_row = fit_rows[math.floor(len(fit_rows) * (1 - VALIDATION_FRACTION))]
     return Design(
         task=task,
@@ -214,5 +221,5 @@ def _check_classes(task: str, labels: Labels, name: str, side: Side) -> None:
         raise AnchorageError(
             f"{task}: the {name} rows hold {len(side)} tokens of {len(np.unique(side.labels))} class(es){matched}, "
             f"and two classes are needed. Tokens of all rows by class: {total}. Give the tier more rows, change "
-            "probe.test_fraction, or take the task out of probe.tasks"
+            "probe.test_fraction, raise probe.max_tokens, or take the task out of probe.tasks"
         )

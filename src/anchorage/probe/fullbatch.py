@@ -11,7 +11,7 @@ import torch
 from anchorage.errors import AnchorageError
 from anchorage.probe.design import Design, Side
 from anchorage.probe.metrics import accuracy
-from anchorage.probe.solver import Solution, decide, solve_path
+from anchorage.probe.solver import Solution, Tokens, decide, solve_path
 from anchorage.store.reader import Cache
 
 PENALTIES = (0.1, 0.01, 0.001, 0.0001)  # from strong to weak
@@ -37,15 +37,15 @@ def fit_full_batch(
     Raises:
         AnchorageError: a value is not finite, or the tokens do not fit in memory.
     """
-    train = read_tokens(cache, tier, site=site, side=design.train)
-    test = read_tokens(cache, tier, site=site, side=design.test)
-    labels, n_classes = torch.from_numpy(design.train.labels), len(design.classes)
-    best, tried = choose_penalty(train, labels, held_out=torch.from_numpy(design.validation), n_classes=n_classes)
-    train, test = standardise(train, test)
-    (probe,) = solve_path(train, labels, n_classes=n_classes, penalties=[best.penalty], start=best)
+    train, test = standardise(
+        read_tokens(cache, tier, site=site, side=design.train), read_tokens(cache, tier, site=site, side=design.test)
+    )
+    tokens, labels, n_classes = Tokens(train), torch.from_numpy(design.train.labels), len(design.classes)
+    best, tried = choose_penalty(tokens, labels, held_out=torch.from_numpy(design.validation), n_classes=n_classes)
+    (probe,) = solve_path(tokens, labels, n_classes=n_classes, penalties=[best.penalty], start=best)
     # The control has the probe's penalty, and with it the same capacity.
     shuffled = torch.from_numpy(design.train.shuffled)
-    (control,) = solve_path(train, shuffled, n_classes=n_classes, penalties=[best.penalty])
+    (control,) = solve_path(tokens, shuffled, n_classes=n_classes, penalties=[best.penalty])
     facts = {"penalty": best.penalty, "n_iterations": probe.n_iterations, "converged": probe.converged, "tried": tried}
     return probe.scores(test), control.scores(test), facts
 
@@ -91,12 +91,12 @@ def standardise(train: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor
 
 
 def choose_penalty(
-    values: torch.Tensor, labels: torch.Tensor, *, held_out: torch.Tensor, n_classes: int
+    tokens: Tokens, labels: torch.Tensor, *, held_out: torch.Tensor, n_classes: int
 ) -> tuple[Solution, list[dict[str, Any]]]:
     """Fit on a part of the training tokens under every penalty, score on the rest, and take the best.
 
     Args:
-        values: ``[tokens, width]``, as read.
+        tokens: of all training rows, standardised.
         labels: int64 ``[tokens]``.
         held_out: bool ``[tokens]``; the part to score on.
         n_classes: how many classes there are.
@@ -105,12 +105,12 @@ def choose_penalty(
         The solution with the highest accuracy, of equals that with the strongest penalty; and a line for each penalty:
         penalty, validation_accuracy, n_iterations, converged.
     """
-    fit, validation = standardise(values[~held_out], values[held_out])
+    fit, validation = tokens.split(held_out)
     solutions = solve_path(
         fit, labels[~held_out], n_classes=n_classes, penalties=PENALTIES, tolerance=_SEARCH_TOLERANCE
     )
     answers = labels[held_out].numpy()
-    accuracies = [accuracy(answers, decide(solution.scores(validation)).numpy()) for solution in solutions]
+    accuracies = [accuracy(answers, decide(solution.scores(validation.features)).numpy()) for solution in solutions]
     tried = [
         {
             "penalty": solution.penalty,

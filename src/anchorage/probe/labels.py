@@ -19,6 +19,8 @@ from anchorage.errors import SettingsError, did_you_mean
 
 _PROBE_FOLDER = Path(__file__).parent
 _TASK_FOLDER = _PROBE_FOLDER / "tasks"
+# Modules of the package that decide nothing of a probe: which there are, and their table.
+_BESIDE = {"__init__", "targets", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -73,4 +75,5 @@ def label_tokens(task: str, tokens: np.ndarray, train_rows: np.ndarray) -> Label
 
 def code_digest(task: str) -> str:
     """Digest of the modules that decide a task's probes: an edit of them makes just these probes anew."""
-    return digest_files([_TASK_FOLDER / f"{task.replace('-', '_')}.py", *_PROBE_FOLDER.glob("*.py")])
+    shared = [path for path in _PROBE_FOLDER.glob("*.py") if path.stem not in _BESIDE]
+    return digest_files([_TASK_FOLDER / f"{task.replace('-', '_')}.py", *shared])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 from anchorage.errors import SettingsError, did_you_mean
@@ -80,7 +81,8 @@ def count_blocks(model: ModelSettings) -> int:
     except Exception as error:  # the Hub's client, HTTP and cache raise some dozen kinds
         raise SettingsError(
             f"model.source: to know which sites a glob means, config.json of {model.source!r} is needed, and could not "
-            f"be read ({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}). {remedy}"
+            f"be read ({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}). Check the id "
+            f"and the network (HF_HUB_OFFLINE is {os.environ.get('HF_HUB_OFFLINE', 'not set')}). {remedy}"
         ) from None
     for facts in (config.get("text_config", {}), config):
         for key in _BLOCK_KEYS:
