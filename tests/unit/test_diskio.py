@@ -13,11 +13,11 @@ import sys
 import numpy as np
 import pytest
 
-import stores
 from anchorage.diskio import bytes_from_disk
 from anchorage.probe.design import Side
 from anchorage.probe.fullbatch import read_tokens
 from anchorage.store.reader import open_cache
+from stores import build_store
 
 
 def drop_from_page_cache(folder) -> None:
@@ -28,10 +28,8 @@ def drop_from_page_cache(folder) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: /proc/self/io is Linux's")
-def test_a_cold_probe_reads_its_own_sites_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "SEQ_LEN", 64)
-    monkeypatch.setattr(stores, "WIDTH", 512)
-    store = stores.build_store(tmp_path, n_rows=32)
+def test_a_cold_probe_reads_its_own_sites_bytes(tmp_path):
+    store = build_store(tmp_path, n_rows=32, seq_len=64, width=512)
     rows, positions = np.divmod(np.arange(32 * 64), 64)
     side = Side(rows, positions, np.zeros(len(rows), int), np.zeros(len(rows), int))
     taken = []
