@@ -431,10 +431,13 @@ def test_training_tokens_of_one_row_are_refused_for_none_is_left_to_choose_the_p
 def test_tiny_inputs_give_a_design_or_a_clear_error(tokens, data):
     task = data.draw(st.sampled_from(TASKS))
     limit = data.draw(st.sampled_from([None, 1, 2, 5]))
+    said = []
     try:
         design = make(task, tokens, max_tokens=limit, test_fraction=data.draw(st.sampled_from([0.01, 0.5, 0.99])))
     except AnchorageError as error:
-        assert str(error).startswith(f"{task}: ")
+        said.append(str(error))
+    if said:
+        assert said[0].startswith(f"{task}: ")
         return
     for side in (design.train, design.test):
         assert len(set(side.labels.tolist())) >= 2

@@ -107,7 +107,7 @@ def fit_adam(
     n_steps = max(_MIN_STEPS, _MIN_PASSES * stream.n_blocks)
     identity = _identity(cache, tier, site=site, design=design) | {"seed": seed, "n_steps": n_steps}
     place = folder / digest_value(identity)
-    for other in folder.iterdir() if folder.exists() else ():
+    for other in folder.glob("[0-9a-f]" * len(place.name)):
         if other != place:
             shutil.rmtree(other)
     probe = Probe(stream.block(0)[0].shape[1], len(design.classes))

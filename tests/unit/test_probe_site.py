@@ -1,0 +1,234 @@
+"""The probe of one site, in memory and streamed, and the table of all of them.
+
+Goal: a probe finds what is planted at its site and nothing elsewhere, says so in full, reads what it needs, refuses what
+is not finite, and goes on with the same bits after an interruption. Method: small stores with known values. Oracle:
+those values as plain arrays; counts from the files. Controls: a site without the plant, shuffled labels, a design that
+claims to be matched and is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from anchorage.errors import AnchorageError
+from anchorage.probe import adam, fullbatch
+from anchorage.probe.adam import fit_adam
+from anchorage.probe.design import Side, design_task, make_design
+from anchorage.probe.fullbatch import fit_full_batch, read_tokens, standardise
+from anchorage.probe.intervals import row_intervals
+from anchorage.probe.site import probe_sites
+from anchorage.probe.solver import decide
+from anchorage.probe.sweep import COLUMNS, control_designs, tabulate_sweep
+from anchorage.settings import ProbeSettings
+from anchorage.store.reader import Cache, open_cache
+from stores import SITES, Store
+
+SETTINGS = ProbeSettings(tier="tokens", tasks=["duplicate-token", "position"])
+WIDTH, N_ROWS, SEQ_LEN = 12, 96, 16
+
+
+def store_of(root, *, plant: str | None = "attn.0", change=None) -> Store:
+    """A store of noise in which one site tells whether a token is a repeat."""
+    store = Store(root, n_rows=N_ROWS, seq_len=SEQ_LEN, width=WIDTH, n_ids=12, storage_dtype="float32")
+    repeats = np.array([[token in row[:place] for place, token in enumerate(row)] for row in store.token_ids.tolist()])
+    if plant:
+        store.values["tokens", plant][:, :, 3] += 3 * torch.from_numpy(repeats)
+    if change:
+        change(store)
+    return store.build()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return store_of(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def cache(store):
+    with open_cache(store.cache) as cache:
+        yield cache
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    torch.set_num_threads(1)
+    for name, value in {"_MIN_STEPS": 120, "_SAVE_EVERY": 20, "_BLOCK_ROWS": 8}.items():
+        monkeypatch.setattr(adam, name, value)
+
+
+def accuracy(scores, labels) -> float:
+    return float(np.mean(decide(scores).numpy() == labels))
+
+
+def run_adam(cache, folder, *, site="attn.0", seed=0, log=None):
+    design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=seed)
+    lines = [] if log is None else log
+    return design, fit_adam(cache, "tokens", site=site, design=design, seed=seed, folder=folder, log=lines.append)
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 128])
+def test_it_reads_the_tokens_it_asks_for_and_no_other_rows(store, cache, monkeypatch, block_rows):
+    monkeypatch.setattr(fullbatch, "_BLOCK_ROWS", block_rows)
+    asked, read = [], Cache.read
+    monkeypatch.setattr(
+        Cache, "read", lambda self, site, rows, **tier: asked.extend(rows) or read(self, site, rows, **tier)
+    )
+    rows, positions = np.array([0, 0, 5, 9, 9, 95]), np.array([1, 15, 0, 2, 3, 15])
+    side = Side(rows, positions, np.zeros(6, int), np.zeros(6, int))
+    values = read_tokens(cache, "tokens", site="block.0", side=side)
+    assert torch.equal(values, store.values["tokens", "block.0"][rows, positions])
+    assert sorted(asked) == [0, 5, 9, 95]
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path, quick):
+    def spoil(store):
+        store.values["tokens", "embed"][41] = torch.nan
+
+    store = store_of(tmp_path, change=spoil)
+    with open_cache(store.cache) as cache:
+        design = design_task(cache, "position", settings=SETTINGS, seed=0)
+        for fit in (
+            lambda: fit_full_batch(cache, "tokens", site="embed", design=design),
+            lambda: fit_adam(cache, "tokens", site="embed", design=design, seed=0, folder=tmp_path, log=print),
+        ):
+            with pytest.raises(AnchorageError, match=r"site 'embed', tier 'tokens': row 41 .* not finite"):
+                fit()
+        fit_full_batch(cache, "tokens", site="attn.0", design=design)  # the control: another site of the same rows
+
+
+def test_too_little_memory_is_told_before_it_is_taken(cache, monkeypatch):
+    monkeypatch.setattr(fullbatch.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    design = design_task(cache, "position", settings=SETTINGS, seed=0)
+    with pytest.raises(AnchorageError, match=r"probe\.max_tokens, or set probe\.solver to adam"):
+        fit_full_batch(cache, "tokens", site="embed", design=design)
+
+
+def test_standardise_uses_the_training_tokens_alone():
+    train, test = torch.randn(50, 4) * 3 + 7, torch.randn(9, 4)
+    train[:, 2] = test[:, 2] = 5.0
+    ours, others = standardise(train, test)
+    mean, deviation = train.numpy().mean(0), train.numpy().std(0)
+    kept = [0, 1, 3]
+    assert others.numpy()[:, kept] == pytest.approx((test.numpy() - mean)[:, kept] / deviation[kept], abs=1e-5)
+    assert ours.mean(0).numpy() == pytest.approx(np.zeros(4), abs=1e-6)
+    assert not ours[:, 2].any()  # a constant dimension says nothing
+    assert not others[:, 2].any()
+
+
+def test_a_planted_feature_is_found_where_it_is_and_nowhere_else(cache):
+    design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=0)
+    found = {}
+    for site in SITES:
+        scores, control, facts = fit_full_batch(cache, "tokens", site=site, design=design)
+        found[site] = accuracy(scores, design.test.labels)
+        assert abs(accuracy(control, design.test.shuffled) - 0.5) < 0.15
+        assert facts["converged"]
+        best = max(line["validation_accuracy"] for line in facts["tried"])
+        chosen = [line for line in facts["tried"] if line["penalty"] == facts["penalty"]]
+        assert chosen[0]["validation_accuracy"] == best
+        assert facts["penalty"] == max(
+            line["penalty"] for line in facts["tried"] if line["validation_accuracy"] == best
+        )
+    assert found["attn.0"] > 0.85
+    assert abs(found["embed"] - 0.5) < 0.15
+    assert abs(found["block.0"] - 0.5) < 0.15
+
+
+def test_the_probes_files_and_their_table(cache, store, tmp_path):
+    lines, paths = [], []
+    designs = [design_task(cache, task, settings=SETTINGS, seed=4) for task in SETTINGS.tasks]
+    for design in designs:
+        of_task = [tmp_path / "run/probe" / design.task / f"{site}.json" for site in SITES]
+        probe_sites(cache, of_task, design=design, settings=SETTINGS, seed=4, log=lines.append)
+        paths += of_task
+    assert all("bytes from disk" in line for line in lines)
+    assert len(lines) == 6
+    for path in paths:
+        probe = json.loads(path.read_text())
+        by_row, n = probe["by_test_row"], probe["n_test"]
+        assert sum(by_row["n"]) == n
+        assert sum(by_row["correct"]) / n == probe["accuracy"]
+        assert sum(by_row["shuffled_correct"]) / n == probe["shuffled_accuracy"]
+        assert min(by_row["row"]) >= 72  # the last quarter
+        assert probe["low"] <= probe["accuracy"] <= probe["high"]
+        assert (probe["auc"] is None) == (probe["task"] == "position") == (probe["macro_f1"] is not None)
+    controls = control_designs(designs, store.token_ids.astype(int), cache.key)
+    table = tabulate_sweep(paths, controls, seed=4)
+    assert list(table) == COLUMNS
+    assert list(table["site"]) == SITES * 2
+    assert list(table["site_index"]) == [0, 1, 2] * 2
+    correct = np.array([json.loads(path.read_text())["by_test_row"]["correct"] for path in paths[:3]]).T
+    counts = np.array(json.loads(paths[0].read_text())["by_test_row"]["n"])
+    low, high = row_intervals(correct, counts, seed=4)
+    assert list(table["low"][:3]) == list(low)
+    alone = json.loads(paths[0].read_text())
+    assert high[0] - low[0] > alone["high"] - alone["low"]  # of all sites at once: wider than of this one
+    with pytest.raises(AnchorageError, match="belongs to capture key"):
+        tabulate_sweep(paths, controls | {"key": "another"}, seed=4)
+
+
+def test_controls_pass_a_matched_design_and_no_other(store):
+    tokens = store.token_ids.astype(int)
+    design = make_design("duplicate-token", tokens, test_fraction=0.25, max_tokens=None, seed=0)
+    report = control_designs([design], tokens, "key")
+    assert report["ok"]
+    assert report["tasks"]["duplicate-token"]["unmatched"]["position_only"]["test"] > 0.55
+    train, test = design.unmatched
+    report = control_designs([dataclasses.replace(design, train=train, test=test)], tokens, "key")
+    assert not report["ok"]
+    assert report["n_faults"] == len(report["faults"]) == 4
+    assert "position_only alone scores" in report["faults"][0]
+
+
+def test_adam_finds_what_the_full_batch_finds(cache, tmp_path, quick, monkeypatch):
+    asked, read = [], Cache.read
+    monkeypatch.setattr(
+        Cache, "read", lambda self, site, rows, **tier: asked.append(len(rows)) or read(self, site, rows, **tier)
+    )
+    design, (scores, control, facts) = run_adam(cache, tmp_path)
+    assert max(asked) <= 8  # never more than a block
+    full, _, _ = fit_full_batch(cache, "tokens", site="attn.0", design=design)
+    assert accuracy(scores, design.test.labels) == pytest.approx(accuracy(full, design.test.labels), abs=0.06)
+    assert abs(accuracy(control, design.test.shuffled) - 0.5) < 0.15
+    assert (facts["n_iterations"], facts["converged"]) == (120, None)
+
+
+@pytest.mark.parametrize("step", [0, 19, 20, 77, 119])
+def test_adam_interrupted_goes_on_with_the_same_bits(cache, tmp_path, quick, monkeypatch, step):
+    _, (whole, whole_control, _) = run_adam(cache, tmp_path / "whole")
+    calls, train = [], adam._step
+
+    def fail_once(*arguments):
+        calls.append(1)
+        if len(calls) == step + 1:
+            raise RuntimeError("power cut")
+        train(*arguments)
+
+    monkeypatch.setattr(adam, "_step", fail_once)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run_adam(cache, tmp_path / "cut")
+    log: list[str] = []
+    _, (scores, control, _) = run_adam(cache, tmp_path / "cut", log=log)
+    assert torch.equal(scores, whole)
+    assert torch.equal(control, whole_control)
+    assert any(f"resumed at step {step // 20 * 20}" in line for line in log) == (step >= 20)
+    assert len(calls) == step + 1 + 120 - step // 20 * 20  # no step that was saved was done again
+
+
+def test_adam_of_another_seed_starts_anew_and_the_old_state_goes(cache, tmp_path, quick):
+    (tmp_path / "not ours").mkdir()
+    _, (scores, _, _) = run_adam(cache, tmp_path)
+    (old,) = {path.name for path in tmp_path.iterdir()} - {"not ours"}
+    log: list[str] = []
+    _, (others, _, _) = run_adam(cache, tmp_path, seed=1, log=log)
+    assert not torch.equal(scores, others)
+    assert not log
+    (new,) = {path.name for path in tmp_path.iterdir()} - {"not ours"}
+    assert new != old
+    assert (tmp_path / "not ours").exists()

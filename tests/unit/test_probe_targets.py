@@ -1,0 +1,146 @@
+"""Which probes there will be, known before anything has run.
+
+Goal: the sites of the probed tier, from the configuration and the model's config.json alone; clear errors otherwise.
+Method: configurations and folders played. Oracle: lists written out here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from anchorage.errors import SettingsError
+from anchorage.probe.targets import check_probe, group_sites, probe_sites
+from anchorage.random_model import make_random_model
+from anchorage.resources import DEFAULT_MODEL, DEFAULT_MODEL_BLOCKS, RANDOM_MODEL
+from anchorage.settings import load_settings
+from tiny_models import save_tiny
+
+ROOT = Path(__file__).parents[2]
+CONFIG = yaml.safe_load((ROOT / "config/test.yaml").read_text())
+BLOCKS = [f"block.{i}" for i in range(4)]
+
+
+def settings_of(source: str = "nowhere/at-all", sites: list[str] | None = None, **probe):
+    config = copy.deepcopy(CONFIG)
+    config["model"]["source"] = source
+    config["capture"]["tiers"]["few"]["sites"] = sites or ["embed", "attn.0", "block.*"]
+    config["probe"] |= probe
+    return load_settings(config)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"num_hidden_layers": 4},
+        {"n_layer": 4},
+        {"n_layers": 4},
+        {"text_config": {"num_hidden_layers": 4}, "num_layers": 9},
+    ],
+)
+def test_a_glob_is_filled_from_the_models_own_config(tmp_path, facts):
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    assert probe_sites(settings_of(str(tmp_path))) == ["embed", "attn.0", *BLOCKS]
+
+
+def test_sites_spelled_out_need_no_model():
+    sites = ["embed", "block.3", "model.layers.0.mlp.act_fn"]
+    assert probe_sites(settings_of(sites=sites)) == sites
+
+
+@pytest.mark.parametrize("source", [DEFAULT_MODEL, RANDOM_MODEL])
+def test_the_models_that_are_yet_to_be_made_are_known(source, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert probe_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
+
+
+def test_the_number_of_blocks_is_that_of_the_default_model():
+    config = ROOT / DEFAULT_MODEL / "config.json"
+    if not config.exists():
+        pytest.skip("not run: the default model has not been fetched here")
+    assert json.loads(config.read_text())["num_hidden_layers"] == DEFAULT_MODEL_BLOCKS
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_a_number_that_cannot_be_had_is_an_error_with_a_remedy(tmp_path, content):
+    source = "nowhere/at-all"
+    if content:
+        (tmp_path / "config.json").write_text(content)
+        source = str(tmp_path)
+    with pytest.raises(SettingsError, match=r"Spell out the sites of the probed tier"):
+        probe_sites(settings_of(source))
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ({"tier": "fw"}, "there is no tier 'fw'; did you mean few"),
+        ({"tier": "pooled"}, "keeps only the mean of each row's tokens"),
+        ({"tasks": ["positon"]}, "unknown task 'positon'; did you mean position"),
+        ({"tasks": ["position", "position"]}, "task 'position' is given twice"),
+    ],
+)
+def test_probes_that_cannot_be_are_refused(probe, said):
+    with pytest.raises(SettingsError, match=said):
+        check_probe(settings_of(**probe))
+
+
+def test_a_tier_of_one_row_is_refused_and_of_two_is_not():
+    config = copy.deepcopy(CONFIG)
+    for rows in (1, 2):
+        config["capture"]["tiers"]["few"]["rows"] = rows
+        if rows == 1:
+            with pytest.raises(SettingsError, match="one row"):
+                check_probe(load_settings(config))
+    check_probe(load_settings(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tir": "few"}, r"probe\.tir: unknown key; did you mean tier"),
+        ({"test_fraction": 1.0}, r"probe\.test_fraction: input should be less than 1"),
+        ({"solver": "sgd"}, r"probe\.solver"),
+        ({"tasks": []}, r"probe\.tasks"),
+    ],
+)
+def test_faults_of_the_section_have_their_path(change, said):
+    with pytest.raises(SettingsError, match=said):
+        settings_of(**change)
+
+
+def test_no_section_no_probes():
+    config = {key: value for key, value in CONFIG.items() if key != "probe"}
+    check_probe(load_settings(config))
+    assert probe_sites(load_settings(config)) == []
+    assert group_sites([]) == []
+
+
+@pytest.mark.parametrize(("n_sites", "sizes"), [(1, [1]), (12, [12]), (13, [6, 7]), (33, [11, 11, 11])])
+def test_sites_are_shared_evenly_in_their_order(n_sites, sizes):
+    sites = [f"block.{i}" for i in range(n_sites)]
+    groups = group_sites(sites)
+    assert [len(group) for group in groups] == sizes
+    assert [site for group in groups for site in group] == sites
+
+
+def test_a_random_model_is_like_its_source_but_for_the_weights(tmp_path):
+    source = tmp_path / "source"
+    save_tiny(source, "llama")
+    for name in ("a", "b"):
+        make_random_model(source, tmp_path / name, log=lambda line: None)
+    made = load_file(tmp_path / "a/model.safetensors")
+    trained = load_file(source / "model.safetensors")
+    assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in trained.items()}
+    matrices = [name for name, value in made.items() if value.ndim == 2]
+    assert matrices
+    assert not any(made[name].equal(trained[name]) for name in matrices)
+    assert (tmp_path / "a/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "a")
