@@ -1,9 +1,9 @@
 """The probe of one site, in memory and streamed, and the table of all of them.
 
 Goal: a probe finds what is planted at its site and nothing elsewhere, says so in full, reads what it needs, refuses
-what is not finite, and goes on with the same bits after an interruption. Method: small stores with known values. Oracle:
-those values as plain arrays; counts from the files. Controls: a site without the plant, shuffled labels, a design that
-claims to be matched and is not.
+what is not finite, and goes on with the same bits after an interruption. Method: small stores with known values.
+Oracle: those values as plain arrays; counts from the files. Controls: a site without the plant, shuffled labels, a
+design that claims to be matched and is not.
 """
 
 from __future__ import annotations
