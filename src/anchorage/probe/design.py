@@ -56,7 +56,7 @@ class Design:
         train, test: the chosen tokens.
         n_found: tokens that the matching left on each side, before the limit on their number.
         validation: bool ``[train tokens]``; those of the last training rows, to choose the penalty on.
-        unmatched: both sides without matching or limit: what the matching takes away shows there.
+        labelled: what the task says of all tokens.
     """
 
     task: str
@@ -68,12 +68,19 @@ class Design:
     test: Side
     n_found: tuple[int, int]
     validation: np.ndarray
-    unmatched: tuple[Side, Side]
+    labelled: Labels
 
     @property
     def chance(self) -> float:
         """Test accuracy of always answering the class most frequent in training."""
         return float(np.mean(self.test.labels == np.bincount(self.train.labels).argmax()))
+
+    @property
+    def unmatched(self) -> tuple[Side, Side]:
+        """Both sides without matching or limit: what the matching takes away shows there."""
+        is_train = np.arange(self.n_rows) < self.n_rows - self.n_test_rows
+        train, test = (_side(self.labelled, _labelled(self.labelled, rows)) for rows in (is_train, ~is_train))
+        return train, test
 
     @property
     def warnings(self) -> list[str]:
@@ -130,7 +137,7 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
         test=test,
         n_found=(n_train, n_test),
         validation=train.rows >= first_validation_row,
-        unmatched=(_side(labels, _labelled(labels, is_train)), _side(labels, _labelled(labels, ~is_train))),
+        labelled=labels,
     )
 
 
