@@ -10,27 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from anchorage.errors import AnchorageError
 from anchorage.probe import adam, fullbatch
 from anchorage.probe.adam import fit_adam
 from anchorage.probe.design import Side, design_task, make_design
-from anchorage.probe.fullbatch import fit_full_batch, read_tokens, standardise
+from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
 from anchorage.probe.site import probe_sites
-from anchorage.probe.solver import decide
-from anchorage.probe.sweep import COLUMNS, control_designs, tabulate_sweep
+from anchorage.probe.solver import Tokens, decide
+from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
 from anchorage.settings import ProbeSettings
 from anchorage.store.reader import Cache, open_cache
 from stores import SITES, Store
 
 SETTINGS = ProbeSettings(tier="tokens", tasks=["duplicate-token", "position"])
 WIDTH, N_ROWS, SEQ_LEN = 12, 96, 16
+RESULTS = (Path(__file__).parents[2] / "docs/results.md").read_text()
 
 
 def store_of(root, *, plant: str | None = "attn.0", change=None) -> Store:
@@ -70,6 +74,17 @@ def run_adam(cache, folder, *, site="attn.0", seed=0, log=None):
     design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=seed)
     lines = [] if log is None else log
     return design, fit_adam(cache, "tokens", site=site, design=design, seed=seed, folder=folder, log=lines.append)
+
+
+def documented_fields(section: str) -> set[str]:
+    """The names in the first column of a section's table in docs/results.md."""
+    table = RESULTS.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(.+?)`", line[: line.index("|", 1)])
+    }
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 128])
@@ -140,6 +155,31 @@ def test_a_planted_feature_is_found_where_it_is_and_nowhere_else(cache):
     assert abs(found["block.0"] - 0.5) < 0.15
 
 
+@pytest.mark.parametrize("best_is", ["strong", "weak"])
+def test_the_penalty_is_the_one_that_does_best_on_tokens_not_fitted(best_is):
+    random, n_tokens = np.random.default_rng(2), 400
+    values = random.normal(size=(n_tokens, 40))
+    signal = values[:, :20].mean(1) * 4  # faint, and spread over many
+    if best_is == "weak":  # strong, in the small difference of two: only large weights get at it
+        signal = 20 * values[:, 1].copy()
+        values[:, 1] = values[:, 0] + 0.03 * values[:, 1]
+    labels = (signal + random.logistic(size=n_tokens) > 0).astype(int)
+    held_out = np.arange(n_tokens) >= n_tokens // 2
+    (values,) = (array.numpy() for array in standardise(torch.from_numpy(values)))
+    best, tried = choose_penalty(
+        Tokens(torch.from_numpy(values)), torch.from_numpy(labels), held_out=torch.from_numpy(held_out), n_classes=2
+    )
+    accuracies = []
+    for penalty in PENALTIES:
+        oracle = LogisticRegression(C=1 / (penalty * np.sum(~held_out)), max_iter=10_000)
+        accuracies.append(oracle.fit(values[~held_out], labels[~held_out]).score(values[held_out], labels[held_out]))
+    assert [line["penalty"] for line in tried] == list(PENALTIES)
+    # The search ends early: some tokens at the edge may fall to the other side.
+    assert [line["validation_accuracy"] for line in tried] == pytest.approx(accuracies, abs=0.02)
+    assert best.penalty == PENALTIES[int(np.argmax([line["validation_accuracy"] for line in tried]))]
+    assert (best.penalty >= 0.01) == (best_is == "strong")
+
+
 def test_the_probes_files_and_their_table(cache, store, tmp_path):
     lines, paths = [], []
     designs = [design_task(cache, task, settings=SETTINGS, seed=4) for task in SETTINGS.tasks]
@@ -158,6 +198,7 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
         assert min(by_row["row"]) >= 72  # the last quarter
         assert probe["low"] <= probe["accuracy"] <= probe["high"]
         assert (probe["auc"] is None) == (probe["task"] == "position") == (probe["macro_f1"] is not None)
+        assert probe.keys() == documented_fields("probe/{task}/{site}.json")
     controls = control_designs(designs, store.token_ids.astype(int), cache.key)
     table = tabulate_sweep(paths, controls, seed=4)
     assert list(table) == COLUMNS
@@ -171,6 +212,18 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
     assert high[0] - low[0] > alone["high"] - alone["low"]  # of all sites at once: wider than of this one
     with pytest.raises(AnchorageError, match="belongs to capture key"):
         tabulate_sweep(paths, controls | {"key": "another"}, seed=4)
+
+
+def test_the_controls_have_the_fields_that_are_documented_and_warn(cache):
+    lines: list[str] = []
+    controls = control_tasks(cache, SETTINGS, seed=0, log=lines.append)
+    assert list(controls["tasks"]) == SETTINGS.tasks
+    for task, facts in controls["tasks"].items():
+        assert controls.keys() | facts.keys() == documented_fields("controls.json")
+        assert [f"WARNING: task {task}: {warning}" in lines for warning in facts["warnings"]] == [True]  # one, told
+    assert len(lines) == 2
+    assert controls["ok"]
+    assert controls["key"] == cache.key
 
 
 def test_controls_pass_a_matched_design_and_no_other(store):
@@ -246,3 +299,31 @@ def test_adam_of_another_seed_starts_anew_and_the_old_state_goes(cache, tmp_path
     (new,) = {path.name for path in tmp_path.iterdir()} - {"not ours"}
     assert new != old
     assert (tmp_path / "not ours").exists()
+
+
+def test_a_single_token_too_many_fails_the_controls(store):
+    tokens = store.token_ids.astype(int)
+    design = make_design("duplicate-token", tokens, test_fraction=0.25, max_tokens=None, seed=0)
+    for name in ("train", "test"):
+        side = getattr(design, name)
+        short = Side(*(getattr(side, field.name)[1:] for field in dataclasses.fields(Side)))
+        report = control_designs([dataclasses.replace(design, **{name: short})], tokens, "key")
+        assert not report["ok"]
+        assert any(f"on {name} tokens" in fault for fault in report["faults"])
+
+
+def test_adam_standardises_as_the_full_batch_does(cache, quick):
+    design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=0)
+    stream = adam.TokenStream(cache, "tokens", site="attn.0", side=design.train)
+    probe = adam.Probe(WIDTH, 2)
+    adam._measure(probe, stream)
+    values = read_tokens(cache, "tokens", site="attn.0", side=design.train)
+    assert torch.equal(torch.cat([block for block, _, _ in stream.blocks()]), values)
+    for place, name in ((1, "labels"), (2, "shuffled")):
+        assert torch.cat([block[place] for block in stream.blocks()]).tolist() == getattr(design.train, name).tolist()
+    assert probe.mean.numpy() == pytest.approx(values.double().numpy().mean(0), abs=1e-6)
+    assert probe.scale.numpy() == pytest.approx(values.double().numpy().std(0), rel=1e-6)
+    constant = [(torch.tensor([[0.1, 1.0, 0.0], [0.1, 3.0, 0.0]]), None, None)] * 7
+    probe = adam.Probe(3, 2)
+    adam._measure(probe, SimpleNamespace(blocks=lambda: constant))
+    assert probe.scale.tolist() == [torch.inf, 1.0, torch.inf]

@@ -11,15 +11,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorage.errors import SettingsError
 from anchorage.probe.targets import check_probe, group_sites, probe_sites
 from anchorage.random_model import make_random_model
 from anchorage.resources import DEFAULT_MODEL, DEFAULT_MODEL_BLOCKS, RANDOM_MODEL
 from anchorage.settings import load_settings
+from stores import tree
 from tiny_models import save_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,7 @@ def settings_of(source: str = "nowhere/at-all", sites: list[str] | None = None, 
         {"n_layer": 4},
         {"n_layers": 4},
         {"text_config": {"num_hidden_layers": 4}, "num_layers": 9},
+        {"text_config": None, "num_hidden_layers": 4},
     ],
 )
 def test_a_glob_is_filled_from_the_models_own_config(tmp_path, facts):
@@ -106,6 +109,8 @@ def test_a_tier_of_one_row_is_refused_and_of_two_is_not():
     [
         ({"tir": "few"}, r"probe\.tir: unknown key; did you mean tier"),
         ({"test_fraction": 1.0}, r"probe\.test_fraction: input should be less than 1"),
+        ({"test_fraction": 0.0}, r"probe\.test_fraction: input should be greater than 0"),
+        ({"max_tokens": 0}, r"probe\.max_tokens: input should be greater than or equal to 1"),
         ({"solver": "sgd"}, r"probe\.solver"),
         ({"tasks": []}, r"probe\.tasks"),
     ],
@@ -133,14 +138,21 @@ def test_sites_are_shared_evenly_in_their_order(n_sites, sizes):
 def test_a_random_model_is_like_its_source_but_for_the_weights(tmp_path):
     source = tmp_path / "source"
     save_tiny(source, "llama")
+    before = torch.get_rng_state()
     for name in ("a", "b"):
         make_random_model(source, tmp_path / name, log=lambda line: None)
+    assert torch.equal(torch.get_rng_state(), before)
     made = load_file(tmp_path / "a/model.safetensors")
     trained = load_file(source / "model.safetensors")
     assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in trained.items()}
     matrices = [name for name, value in made.items() if value.ndim == 2]
     assert matrices
     assert not any(made[name].equal(trained[name]) for name in matrices)
-    assert (tmp_path / "a/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    changed = {name for name, data in tree(source).items() if tree(tmp_path / "a")[name] != data}
+    assert changed == {"model.safetensors"}  # not the configuration, nor the tokenizer
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "a").state_dict()
+    assert all(opened[name].equal(value) for name, value in made.items())
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "a").get_vocab() == AutoTokenizer.from_pretrained(source).get_vocab()
+    )

@@ -84,7 +84,7 @@ def count_blocks(model: ModelSettings) -> int:
             f"be read ({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}). Check the id "
             f"and the network (HF_HUB_OFFLINE is {os.environ.get('HF_HUB_OFFLINE', 'not set')}). {remedy}"
         ) from None
-    for facts in (config.get("text_config", {}), config):
+    for facts in (config.get("text_config") or {}, config):
         for key in _BLOCK_KEYS:
             if isinstance(facts.get(key), int):
                 return int(facts[key])
