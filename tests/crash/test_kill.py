@@ -75,6 +75,7 @@ def test_killed_and_run_again_it_ends_as_if_never_killed(corpus_workflow, uninte
 
 def test_killed_before_the_corpus_and_in_the_checks(fresh_workflow, uninterrupted, tmp_path):
     workflow = fresh_workflow.copy(tmp_path)
+    workflow.config["probe"] = None
     for event in ("logs/resolve_model.log", "logs/build_corpus.log", "logs/anchor_cache.log"):
         process = workflow.start()
         assert wait_until(lambda event=event: (workflow.results / event).exists(), process)
