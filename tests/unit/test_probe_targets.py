@@ -61,6 +61,8 @@ def test_sites_spelled_out_need_no_model():
 def test_the_models_that_are_yet_to_be_made_are_known(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert probe_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
+    (tmp_path / source).mkdir(parents=True)  # as a killed fetch leaves it
+    assert probe_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
 
 
 def test_the_number_of_blocks_is_that_of_the_default_model():

@@ -73,7 +73,8 @@ def count_blocks(model: ModelSettings) -> int:
     """
     remedy = "Spell out the sites of the probed tier (block.0, block.1, ...) instead of globs, or set probe to null"
     folder = Path(model.source).expanduser()
-    if model.source.rstrip("/") in MADE_MODELS and not folder.exists():
+    # A killed fetch leaves the folder, empty.
+    if model.source.rstrip("/") in MADE_MODELS and not (folder / "config.json").exists():
         return DEFAULT_MODEL_BLOCKS
     try:
         path = folder / "config.json" if is_local(model.source) else _download_config(model)
