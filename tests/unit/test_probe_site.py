@@ -25,6 +25,7 @@ from anchorage.probe.adam import fit_adam
 from anchorage.probe.design import Side, design_task, make_design
 from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
+from anchorage.probe.labels import Labels
 from anchorage.probe.site import probe_sites
 from anchorage.probe.solver import Tokens, decide
 from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
@@ -237,6 +238,22 @@ def test_controls_pass_a_matched_design_and_no_other(store):
     assert not report["ok"]
     assert report["n_faults"] == len(report["faults"]) == 4
     assert "position_only alone scores" in report["faults"][0]
+
+
+def test_controls_demand_of_a_task_what_its_cells_promise_and_no_more(store, monkeypatch):
+    tokens = store.token_ids.astype(int)
+    places = np.broadcast_to(np.arange(SEQ_LEN), tokens.shape)
+    # The id decides the label, and the cells do not hold it: the example of docs/probes.md.
+    labels = Labels((tokens < 4).astype(int), ("other", "few"), cells=places)
+    monkeypatch.setattr("anchorage.probe.design.label_tokens", lambda *_: labels)
+    design = make_design("few", tokens, test_fraction=0.25, max_tokens=None, seed=0)
+    report = control_designs([design], tokens, "key")
+    assert report["ok"]
+    assert report["tasks"]["few"]["position_only"] == {"train": 0.5, "test": 0.5}
+    assert report["tasks"]["few"]["token_only"] == {"train": 1.0, "test": 1.0}
+    train, test = design.unmatched
+    report = control_designs([dataclasses.replace(design, train=train, test=test)], tokens, "key")
+    assert {fault.split(" alone")[0].split()[-1] for fault in report["faults"]} == {"position_only"}
 
 
 def test_adam_finds_what_the_full_batch_finds(cache, tmp_path, quick, monkeypatch):

@@ -68,8 +68,8 @@ def control_tasks(cache: Cache, settings: ProbeSettings, *, seed: int, log: Call
         log: gets a line a warning.
 
     Returns:
-        The fields of ``controls.json``. ``ok`` is false where a matched task leaves either of them anything but exactly
-        chance, on training or test tokens.
+        The fields of ``controls.json``. ``ok`` is false where the cells promise chance and either of them is
+        anything else, on training or test tokens.
     """
     tokens = cache.tokens(range(cache.tier_rows(settings.tier))).numpy()
     designs = [design_task(cache, task, settings=settings, seed=seed) for task in settings.tasks]
@@ -84,15 +84,27 @@ def control_designs(designs: Sequence[Design], tokens: np.ndarray, key: str) -> 
     tasks, faults = {}, []
     for design in designs:
         tasks[design.task] = task = _control_task(design, tokens)
-        if design.matched:
-            faults += [
-                f"task {design.task}: a probe that sees {name} alone scores {task[name][side]} on {side} tokens, not 1/"
-                f"{len(design.classes)}"
-                for name in ("position_only", "token_only")
-                for side in ("train", "test")
-                if task[name][side] != 1 / len(design.classes)
-            ]
+        faults += [
+            f"task {design.task}: a probe that sees {name} alone scores {task[name][side]} on {side} tokens, not 1/"
+            f"{len(design.classes)}"
+            for name in _told_by_cells(design, tokens)
+            for side in ("train", "test")
+            if task[name][side] != 1 / len(design.classes)
+        ]
     return {"key": key, "ok": not faults, "faults": faults, "n_faults": len(faults), "tasks": tasks}
+
+
+def _told_by_cells(design: Design, tokens: np.ndarray) -> list[str]:
+    """Which of the controls the matching promises to be at chance: those whose thing is the same all over a cell."""
+    if design.labelled.cells is None:
+        return []
+    rows, positions = (
+        np.concatenate([getattr(side, name) for side in (design.train, design.test)]) for name in ("rows", "positions")
+    )
+    cells = design.labelled.cells[rows, positions]
+    n_cells = len(np.unique(cells))
+    seen = {"position_only": positions, "token_only": tokens[rows, positions]}
+    return [name for name, keys in seen.items() if len(np.unique([cells, keys], axis=1).T) == n_cells]
 
 
 def _control_task(design: Design, tokens: np.ndarray) -> dict[str, Any]:
