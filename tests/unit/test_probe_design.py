@@ -261,6 +261,8 @@ def test_matched_cells_hold_every_class_equally_often(max_tokens, seed):
     if max_tokens is not None:
         assert len(design.train) == max_tokens // 2 * 2
         assert len(design.test) == max(2, round(max_tokens / 3) // 2 * 2)
+    if max_tokens == 51:
+        assert design.train.positions.max() >= 12  # drawn from all cells, not the first ones
     # The control: before the matching the cells were uneven.
     assert any(counts[0] != counts[1] for counts in cell_counts(design.unmatched[0], tokens).values())
 

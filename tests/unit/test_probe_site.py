@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from sklearn.linear_model import LogisticRegression
 
@@ -26,7 +27,7 @@ from anchorage.probe.design import Side, design_task, make_design
 from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
 from anchorage.probe.labels import Labels
-from anchorage.probe.site import probe_sites
+from anchorage.probe.site import _merits, probe_sites
 from anchorage.probe.solver import Tokens, decide
 from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
 from anchorage.settings import ProbeSettings
@@ -102,9 +103,10 @@ def test_it_reads_the_tokens_it_asks_for_and_no_other_rows(store, cache, monkeyp
     assert sorted(asked) == [0, 5, 9, 95]
 
 
-def test_a_value_that_is_not_finite_is_named(tmp_path, quick):
+@pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+def test_a_value_that_is_not_finite_is_named(tmp_path, quick, bad):
     def spoil(store):
-        store.values["tokens", "embed"][41] = torch.nan
+        store.values["tokens", "embed"][41] = bad
 
     store = store_of(tmp_path, change=spoil)
     with open_cache(store.cache) as cache:
@@ -151,6 +153,14 @@ def test_a_planted_feature_is_found_where_it_is_and_nowhere_else(cache):
         assert facts["penalty"] == max(
             line["penalty"] for line in facts["tried"] if line["validation_accuracy"] == best
         )
+        # Both are what scikit-learn fits, one on the labels, one on the same in a random order.
+        train, test = standardise(
+            *(read_tokens(cache, "tokens", site=site, side=side) for side in (design.train, design.test))
+        )
+        for answered, labels in ((scores, design.train.labels), (control, design.train.shuffled)):
+            oracle = LogisticRegression(C=1 / (facts["penalty"] * len(train)), tol=1e-8, max_iter=10_000)
+            oracle.fit(train.numpy(), labels)
+            assert answered[:, 0].numpy() == pytest.approx(oracle.decision_function(test.numpy()), abs=0.05)
     assert found["attn.0"] > 0.85
     assert abs(found["embed"] - 0.5) < 0.15
     assert abs(found["block.0"] - 0.5) < 0.15
@@ -200,11 +210,19 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
         assert probe["low"] <= probe["accuracy"] <= probe["high"]
         assert (probe["auc"] is None) == (probe["task"] == "position") == (probe["macro_f1"] is not None)
         assert probe.keys() == documented_fields("probe/{task}/{site}.json")
+        design = next(design for design in designs if design.task == probe["task"])
+        assert (probe["n_train"], probe["n_test"]) == (len(design.train), len(design.test))
+        assert probe["n_train_rows"] == len(set(design.train.rows.tolist()))
+        assert probe["n_test_rows"] == len(set(design.test.rows.tolist())) == len(by_row["row"])
     controls = control_designs(designs, store.token_ids.astype(int), cache.key)
     table = tabulate_sweep(paths, controls, seed=4)
     assert list(table) == COLUMNS
     assert list(table["site"]) == SITES * 2
     assert list(table["site_index"]) == [0, 1, 2] * 2
+    for line in table.itertuples():
+        for name in ("position_only", "token_only"):
+            assert getattr(line, f"{name}_accuracy") == controls["tasks"][line.task][name]["test"]
+    assert controls["tasks"]["position"]["token_only"]["test"] != controls["tasks"]["position"]["token_only"]["train"]
     correct = np.array([json.loads(path.read_text())["by_test_row"]["correct"] for path in paths[:3]]).T
     counts = np.array(json.loads(paths[0].read_text())["by_test_row"]["n"])
     low, high = row_intervals(correct, counts, seed=4)
@@ -344,3 +362,55 @@ def test_adam_standardises_as_the_full_batch_does(cache, quick):
     probe = adam.Probe(3, 2)
     adam._measure(probe, SimpleNamespace(blocks=lambda: constant))
     assert probe.scale.tolist() == [torch.inf, 1.0, torch.inf]
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_the_merits_are_those_of_the_scores(n_classes):
+    random = np.random.default_rng(n_classes)
+    labels = random.choice(n_classes, 60, p=[0.8, 0.2] if n_classes == 2 else [0.6, 0.3, 0.1])  # uneven
+    scores = torch.from_numpy(random.normal(size=(60, 1 if n_classes == 2 else 3)))
+    answers = decide(scores).numpy()
+    binary = {
+        "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(labels, answers),
+        "auc": sklearn.metrics.roc_auc_score(labels, scores[:, 0]) if n_classes == 2 else None,
+        "macro_f1": None,
+    }
+    several = {
+        "balanced_accuracy": None,
+        "auc": None,
+        "macro_f1": sklearn.metrics.f1_score(labels, answers, average="macro"),
+    }
+    assert _merits(labels, answers, scores) == pytest.approx(binary if n_classes == 2 else several)
+
+
+def test_adam_of_another_order_of_the_blocks_is_another_training(cache, tmp_path, quick):
+    design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=0)
+    found = []
+    for seed in (0, 1):
+        log: list[str] = []
+        scores, *_ = fit_adam(cache, "tokens", site="attn.0", design=design, seed=seed, folder=tmp_path, log=log.append)
+        assert not log  # nothing was resumed
+        found.append(scores)
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_step_of_adam_goes_down_the_stated_objective(n_classes):
+    random, n_outputs = np.random.default_rng(0), 1 if n_classes == 2 else 3
+    values, labels = random.normal(size=(20, 4)).astype(np.float32), random.integers(0, n_classes, (2, 20))
+    probe = adam.Probe(4, n_classes)
+    probe.scale.fill_(1.0)
+    weights = torch.from_numpy(random.normal(size=(2 * n_outputs, 4)).astype(np.float32))
+    probe.heads.weight.data.copy_(weights)
+    optimizer = torch.optim.SGD(probe.heads.parameters(), lr=1.0)  # moves by the gradient itself
+    adam._step(probe, optimizer, (torch.from_numpy(values), *map(torch.from_numpy, labels)))
+    for head, of_head in enumerate(labels):
+        rows = slice(head * n_outputs, (head + 1) * n_outputs)
+        scores = values @ weights[rows].numpy().T
+        if n_classes == 2:
+            errors = 1 / (1 + np.exp(-scores)) - of_head[:, None]
+        else:
+            errors = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(3)[of_head]
+        slope = errors.T @ values / 20 + 1e-3 * weights[rows].numpy()
+        assert (weights[rows] - probe.heads.weight[rows]).detach().numpy() == pytest.approx(slope, abs=1e-5)
+        assert -probe.heads.bias[rows].detach().numpy() == pytest.approx(errors.mean(0), abs=1e-5)

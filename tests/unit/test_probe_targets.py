@@ -140,6 +140,7 @@ def test_sites_are_shared_evenly_in_their_order(n_sites, sizes):
 def test_a_random_model_is_like_its_source_but_for_the_weights(tmp_path):
     source = tmp_path / "source"
     save_tiny(source, "llama")
+    (source / "LICENSE").write_text("as you like")
     before = torch.get_rng_state()
     for name in ("a", "b"):
         make_random_model(source, tmp_path / name, log=lambda line: None)
