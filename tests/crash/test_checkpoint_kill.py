@@ -23,30 +23,9 @@ import torch
 
 from anchorage import checkpoint
 from anchorage.checkpoint import Checkpointer
+from trainings import Data, train_step
 
 N_STEPS, EVERY = 45, 3
-
-
-class Data:
-    """Shuffled samples, drawn in order, shuffled anew when they run out."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(5)
-        self.samples = torch.randn(64, 32, generator=self.generator)
-        self.order, self.position = torch.randperm(64, generator=self.generator), 0
-
-    def draw(self):
-        if self.position == 64:
-            self.order, self.position = torch.randperm(64, generator=self.generator), 0
-        self.position += 16
-        return self.samples[self.order[self.position - 16 : self.position]]
-
-    def state_dict(self):
-        return {"order": self.order, "position": self.position, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state):
-        self.order, self.position = state["order"], state["position"]
-        self.generator.set_state(state["generator"])
 
 
 def build_training():
@@ -55,15 +34,11 @@ def build_training():
     np.random.seed(2)
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(128, 32))
-    return {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=0.01), "data": Data()}
-
-
-def train_step(training):
-    batch = training["data"].draw() * random.uniform(0.5, 1.5) + float(np.random.normal()) * 0.1
-    loss = (training["model"](batch) - batch).square().mean()
-    training["optimizer"].zero_grad()
-    loss.backward()
-    training["optimizer"].step()
+    return {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters(), lr=0.01),
+        "data": Data(n_samples=64, width=32, batch=16),
+    }
 
 
 def write_weights(folder, training):

@@ -30,6 +30,7 @@ from anchorage import checkpoint
 from anchorage.checkpoint import Checkpointer
 from anchorage.durable import temp_path
 from anchorage.errors import AnchorageError, IntegrityError
+from trainings import Data, train_step
 
 N_STEPS = 12
 
@@ -47,28 +48,6 @@ class Holder:
         self.state = state
 
 
-class Data:
-    """Shuffled samples, drawn in order, shuffled anew when they run out."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(5)
-        self.samples = torch.randn(32, 6, generator=self.generator)
-        self.order, self.position = torch.randperm(32, generator=self.generator), 0
-
-    def draw(self):
-        if self.position == 32:
-            self.order, self.position = torch.randperm(32, generator=self.generator), 0
-        self.position += 8
-        return self.samples[self.order[self.position - 8 : self.position]]
-
-    def state_dict(self):
-        return {"order": self.order, "position": self.position, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state):
-        self.order, self.position = state["order"], state["position"]
-        self.generator.set_state(state["generator"])
-
-
 def build_training(make_optimizer=torch.optim.Adam, make_scheduler=None):
     random.seed(1)
     np.random.seed(2)
@@ -77,21 +56,10 @@ def build_training(make_optimizer=torch.optim.Adam, make_scheduler=None):
         torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 6)
     )
     optimizer = make_optimizer(model.parameters(), lr=0.01)
-    training = {"model": model, "optimizer": optimizer, "data": Data()}
+    training = {"model": model, "optimizer": optimizer, "data": Data(n_samples=32, width=6, batch=8)}
     if make_scheduler is not None:
         training["scheduler"] = make_scheduler(optimizer)
     return training
-
-
-def train_step(training):
-    batch = training["data"].draw() * random.uniform(0.5, 1.5) + float(np.random.normal()) * 0.1
-    loss = (training["model"](batch) - batch).square().mean()
-    training["optimizer"].zero_grad()
-    loss.backward()
-    training["optimizer"].step()
-    if scheduler := training.get("scheduler"):
-        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        scheduler.step(*[loss.item()] if plateau else [])
 
 
 def weights_of(training):

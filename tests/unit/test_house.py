@@ -41,7 +41,7 @@ LAYERS = [
         "probe.tasks.position",
     ],
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
-    ["probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
+    ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
     ["gate", "overview", "figures", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]

@@ -27,7 +27,7 @@ from anchorage.probe.design import Side, design_task, make_design
 from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
 from anchorage.probe.labels import Labels
-from anchorage.probe.site import _merits, probe_sites
+from anchorage.probe.site import _merits, fit_sites
 from anchorage.probe.solver import Tokens, decide
 from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
 from anchorage.settings import ProbeSettings
@@ -196,7 +196,7 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
     designs = [design_task(cache, task, settings=SETTINGS, seed=4) for task in SETTINGS.tasks]
     for design in designs:
         of_task = [tmp_path / "run/probe" / design.task / f"{site}.json" for site in SITES]
-        probe_sites(cache, of_task, design=design, settings=SETTINGS, seed=4, log=lines.append)
+        fit_sites(cache, of_task, design=design, settings=SETTINGS, seed=4, log=lines.append)
         paths += of_task
     assert all("bytes from disk" in line for line in lines)
     assert len(lines) == 6
@@ -349,7 +349,7 @@ def test_a_single_token_too_many_fails_the_controls(store):
 
 def test_adam_standardises_as_the_full_batch_does(cache, quick):
     design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=0)
-    stream = adam.TokenStream(cache, "tokens", site="attn.0", side=design.train)
+    stream = adam.TokenStream(cache, "tokens", site="attn.0", side=design.train, block_rows=8)
     probe = adam.Probe(WIDTH, 2)
     adam._measure(probe, stream)
     values = read_tokens(cache, "tokens", site="attn.0", side=design.train)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorage.errors import SettingsError
-from anchorage.probe.targets import check_probe, group_sites, probe_sites
+from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.random_model import make_random_model
 from anchorage.resources import DEFAULT_MODEL, DEFAULT_MODEL_BLOCKS, RANDOM_MODEL
 from anchorage.settings import load_settings
@@ -49,20 +49,20 @@ def settings_of(source: str = "nowhere/at-all", sites: list[str] | None = None, 
 )
 def test_a_glob_is_filled_from_the_models_own_config(tmp_path, facts):
     (tmp_path / "config.json").write_text(json.dumps(facts))
-    assert probe_sites(settings_of(str(tmp_path))) == ["embed", "attn.0", *BLOCKS]
+    assert probed_sites(settings_of(str(tmp_path))) == ["embed", "attn.0", *BLOCKS]
 
 
 def test_sites_spelled_out_need_no_model():
     sites = ["embed", "block.3", "model.layers.0.mlp.act_fn"]
-    assert probe_sites(settings_of(sites=sites)) == sites
+    assert probed_sites(settings_of(sites=sites)) == sites
 
 
 @pytest.mark.parametrize("source", [DEFAULT_MODEL, RANDOM_MODEL])
 def test_the_models_that_are_yet_to_be_made_are_known(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert probe_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
+    assert probed_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
     (tmp_path / source).mkdir(parents=True)  # as a killed fetch leaves it
-    assert probe_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
+    assert probed_sites(settings_of(source))[-1] == f"block.{DEFAULT_MODEL_BLOCKS - 1}"
 
 
 def test_the_number_of_blocks_is_that_of_the_default_model():
@@ -79,7 +79,7 @@ def test_a_number_that_cannot_be_had_is_an_error_with_a_remedy(tmp_path, content
         (tmp_path / "config.json").write_text(content)
         source = str(tmp_path)
     with pytest.raises(SettingsError, match=r"Spell out the sites of the probed tier"):
-        probe_sites(settings_of(source))
+        probed_sites(settings_of(source))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_faults_of_the_section_have_their_path(change, said):
 def test_no_section_no_probes():
     config = {key: value for key, value in CONFIG.items() if key != "probe"}
     check_probe(load_settings(config))
-    assert probe_sites(load_settings(config)) == []
+    assert probed_sites(load_settings(config)) == []
     assert group_sites([]) == []
 
 

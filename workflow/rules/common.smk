@@ -13,7 +13,7 @@ from anchorage.job import (
     warn_of_slow_start,
 )
 from anchorage.probe.labels import code_digest
-from anchorage.probe.targets import check_probe, group_sites, probe_sites
+from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs
 from anchorage.store.layout import layout_of
@@ -29,7 +29,7 @@ try:
     check_sources(settings)
     check_folders(settings)
     check_probe(settings)
-    PROBE_SITES = probe_sites(settings)
+    PROBE_SITES = probed_sites(settings)
 except AnchorageError as error:
     raise WorkflowError(str(error)) from None
 

@@ -1,6 +1,6 @@
 # Needs the verified cache. Makes probe/{task}/{site}.json, sweep.*, controls.json and its gate, outliers.*.
-# Guarantees: an edited task remakes its own probes, a new seed all of them, neither the cache; probes with two matched
-# classes are refused (gate) unless position alone and token id alone score exactly chance.
+# Guarantees: an edited task remakes its own probes, a new seed all of them, neither the cache; the run fails (gate) where
+# position or token id alone scores anything but chance though the task's cells promise it.
 
 # A job takes several sites: starting one costs as much as some probes do.
 for group, sites in enumerate(SITE_GROUPS):

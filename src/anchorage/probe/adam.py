@@ -7,9 +7,8 @@ seed and pass number, so the step number alone is the position in the data. Trai
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from tqdm import tqdm
 
 from anchorage.checkpoint import Checkpointer
 from anchorage.digest import digest_bytes, digest_value
-from anchorage.probe.design import Design, Side
-from anchorage.probe.fullbatch import check_finite
+from anchorage.probe.design import Design
 from anchorage.probe.labels import code_digest
+from anchorage.probe.tokenstream import TokenStream
 from anchorage.store.reader import Cache
 
 _BLOCK_ROWS = 32
@@ -53,36 +52,6 @@ class Probe(nn.Module):
         return probe, control
 
 
-class TokenStream:
-    """The chosen tokens of one side, read in blocks of rows.
-
-    Args:
-        cache, tier, site: what to read.
-        side: which tokens.
-    """
-
-    def __init__(self, cache: Cache, tier: str, *, site: str, side: Side) -> None:
-        self._cache, self._tier, self._site, self._side = cache, tier, site, side
-        self._rows, self._index = np.unique(side.rows, return_inverse=True)
-        self.n_blocks = math.ceil(len(self._rows) / _BLOCK_ROWS)
-
-    def block(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A block's values float32 ``[tokens, width]``, labels and shuffled labels ``[tokens]``."""
-        start = number * _BLOCK_ROWS
-        first, last = np.searchsorted(self._index, (start, start + _BLOCK_ROWS))
-        read = self._cache.read(self._site, self._rows[start : start + _BLOCK_ROWS], tier=self._tier)
-        values = read[self._index[first:last] - start, self._side.positions[first:last]].float()
-        check_finite(
-            values, self._side.rows[first:last], f"{self._cache.folder}: site {self._site!r}, tier {self._tier!r}"
-        )
-        labels = (self._side.labels[first:last], self._side.shuffled[first:last])
-        return values, torch.from_numpy(labels[0]), torch.from_numpy(labels[1])
-
-    def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """All blocks in order."""
-        return (self.block(number) for number in range(self.n_blocks))
-
-
 def fit_adam(
     cache: Cache, tier: str, *, site: str, design: Design, seed: int, folder: Path, log: Callable[[str], object]
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -103,7 +72,9 @@ def fit_adam(
         AnchorageError: a value is not finite, or another process trains in the folder.
         SystemExit: SIGTERM came; the state is saved.
     """
-    stream = TokenStream(cache, tier, site=site, side=design.train)
+    stream, test = (
+        TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS) for side in (design.train, design.test)
+    )
     n_steps = max(_MIN_STEPS, _MIN_PASSES * stream.n_blocks)
     identity = _identity(cache, tier, site=site, design=design) | {"seed": seed, "n_steps": n_steps}
     place = folder / digest_value(identity)
@@ -123,8 +94,7 @@ def fit_adam(
             optimizer.param_groups[0]["lr"] = _LEARNING_RATE * (1 - step / n_steps)
             _step(probe, optimizer, stream.block(int(order[turn])))
     with torch.no_grad():
-        sides = TokenStream(cache, tier, site=site, side=design.test).blocks()
-        scores, control = zip(*(probe(values) for values, _, _ in sides), strict=True)
+        scores, control = zip(*(probe(values) for values, _, _ in test.blocks()), strict=True)
     facts = {"penalty": _PENALTY, "n_iterations": n_steps, "converged": None}
     return torch.cat(scores), torch.cat(control), facts
 

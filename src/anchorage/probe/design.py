@@ -51,7 +51,6 @@ class Design:
     Attributes:
         task: its name.
         classes: names of the classes.
-        matched: whether every cell holds every class equally often.
         n_rows, n_test_rows: rows of the tier; how many of them, the last ones, are for testing.
         train, test: the chosen tokens.
         n_found: tokens that the matching left on each side, before the limit on their number.
@@ -61,7 +60,6 @@ class Design:
 
     task: str
     classes: Sequence[str]
-    matched: bool
     n_rows: int
     n_test_rows: int
     train: Side
@@ -69,6 +67,11 @@ class Design:
     n_found: tuple[int, int]
     validation: np.ndarray
     labelled: Labels
+
+    @property
+    def matched(self) -> bool:
+        """Whether every cell holds every class equally often."""
+        return self.labelled.cells is not None
 
     @property
     def chance(self) -> float:
@@ -130,7 +133,6 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
     return Design(
         task=task,
         classes=labels.classes,
-        matched=labels.cells is not None,
         n_rows=n_rows,
         n_test_rows=n_test_rows,
         train=train,

@@ -12,6 +12,7 @@ from anchorage.errors import AnchorageError
 from anchorage.probe.design import Design, Side
 from anchorage.probe.metrics import accuracy
 from anchorage.probe.solver import Solution, Tokens, decide, solve_path
+from anchorage.probe.tokenstream import TokenStream
 from anchorage.store.reader import Cache
 
 PENALTIES = (0.1, 0.01, 0.001, 0.0001)  # from strong to weak
@@ -59,28 +60,12 @@ def read_tokens(cache: Cache, tier: str, *, site: str, side: Side) -> torch.Tens
     Raises:
         AnchorageError: a value is not finite, or all of them would not fit in memory.
     """
-    rows, index = np.unique(side.rows, return_inverse=True)
-    blocks: list[torch.Tensor] = []
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        first, last = np.searchsorted(index, (start, start + _BLOCK_ROWS))
-        block = cache.read(site, rows[start : start + _BLOCK_ROWS], tier=tier)
-        if not blocks:
-            _check_memory(len(side) * block.shape[2] * 4 * _COPIES)
-        blocks.append(block[index[first:last] - start, side.positions[first:last]].float())
-    values = torch.cat(blocks)
-    check_finite(values, side.rows, f"{cache.folder}: site {site!r}, tier {tier!r}")
-    return values
-
-
-def check_finite(values: torch.Tensor, rows: np.ndarray, what: str) -> None:
-    """Refuse values ``[tokens, width]`` that are not finite; ``rows`` ``[tokens]`` says where each comes from."""
-    finite = torch.isfinite(values).all(1)
-    if not finite.all():
-        raise AnchorageError(
-            f"{what}: row {rows[int(finite.int().argmin())]} holds a value that is not finite (NaN or infinite). A "
-            "capture stores none; was this cache written by something else? Capture it anew (make clean), or leave the "
-            "site out"
-        )
+    values: list[torch.Tensor] = []
+    for block, _, _ in TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS).blocks():
+        if not values:
+            _check_memory(len(side) * block.shape[1] * 4 * _COPIES)
+        values.append(block)
+    return torch.cat(values)
 
 
 def standardise(train: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:

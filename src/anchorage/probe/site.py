@@ -23,7 +23,7 @@ from anchorage.settings import ProbeSettings
 from anchorage.store.reader import Cache
 
 
-def probe_sites(
+def fit_sites(
     cache: Cache,
     paths: Sequence[Path],
     *,
@@ -50,7 +50,7 @@ def probe_sites(
     for path in tqdm(paths, design.task, unit="site", disable=None):
         start, before = time.perf_counter(), bytes_from_disk()
         folder = path.parents[2] / "checkpoints" / design.task / path.stem
-        report = probe_site(cache, path.stem, design=design, settings=settings, seed=seed, folder=folder, log=log)
+        report = fit_site(cache, path.stem, design=design, settings=settings, seed=seed, folder=folder, log=log)
         write_json(path, report)
         from_disk = "unknown" if before is None else (bytes_from_disk() or 0) - before
         log(
@@ -60,7 +60,7 @@ def probe_sites(
         )
 
 
-def probe_site(
+def fit_site(
     cache: Cache,
     site: str,
     *,
@@ -70,7 +70,7 @@ def probe_site(
     folder: Path,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Fit and test the probe of a site; as :func:`probe_sites`.
+    """Fit and test the probe of a site; as :func:`fit_sites`.
 
     Args:
         site: a site of the settings' tier.

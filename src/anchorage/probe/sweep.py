@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from anchorage.probe.design import Design, design_task, lookup_accuracy
+from anchorage.probe.design import Design, Side, design_task, lookup_accuracy
 from anchorage.probe.intervals import row_intervals
 from anchorage.settings import ProbeSettings
 from anchorage.store.identity import check_key
@@ -108,7 +108,7 @@ def _told_by_cells(design: Design, tokens: np.ndarray) -> list[str]:
 
 
 def _control_task(design: Design, tokens: np.ndarray) -> dict[str, Any]:
-    def lookup(train: Any, test: Any) -> dict[str, Any]:
+    def lookup(train: Side, test: Side) -> dict[str, Any]:
         ids = (tokens[train.rows, train.positions], tokens[test.rows, test.positions])
         return {
             "position_only": lookup_accuracy(train, test, (train.positions, test.positions)),

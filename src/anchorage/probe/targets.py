@@ -14,7 +14,7 @@ from anchorage.settings import ModelSettings, Settings
 from anchorage.sites import expand_sites, is_glob
 from anchorage.sources import is_local
 
-# A job's start costs some 4 s, a probe 0.3 to 2 s: with so many sites the start is below a third (docs/log.md).
+# A job's start costs some 4 s, a probe 0.4 to 3 s: with so many sites the start is a smaller part (docs/log.md).
 SITES_PER_JOB = 12
 _BLOCK_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
@@ -42,7 +42,7 @@ def check_probe(settings: Settings) -> None:
         raise SettingsError(f"probe.tier: tier {name!r} has one row; training and testing need rows of their own")
 
 
-def probe_sites(settings: Settings) -> list[str]:
+def probed_sites(settings: Settings) -> list[str]:
     """The sites of the probed tier, in running order.
 
     A glob needs the model's number of blocks: its ``config.json`` is read, from the Hub where it lies there.
