@@ -27,6 +27,7 @@ include: "workflow/rules/corpus.smk"
 include: "workflow/rules/capture.smk"
 include: "workflow/rules/trust.smk"
 include: "workflow/rules/probe.smk"
+include: "workflow/rules/measurements.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -38,6 +39,7 @@ localrules:
     anchor,
     memory,
     probes,
+    measurements,
 
 
 rule all:
@@ -90,6 +92,13 @@ rule probes:
         VERIFY_RESULTS,
         PROBE_RESULTS,
         OUTLIER_RESULTS,
+
+
+# Not part of `all`: they measure the machine and the libraries, and take minutes.
+rule measurements:
+    input:
+        COSTS_RESULTS,
+        PADDING_RESULTS,
 
 
 onstart:

@@ -20,6 +20,7 @@ from anchorage.errors import CaptureError
 from anchorage.memory import measure_memory, process_name
 from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan, check_space
+from anchorage.reduction import reduce_rows
 from anchorage.store.format import ShardBuffer, TierShape, shard_metadata
 from anchorage.store.manifest import ShardRecord, write_manifest
 from anchorage.store.prune import superseded_keys
@@ -58,7 +59,7 @@ class Capturer:
         def take(site: Site, value: torch.Tensor) -> None:
             for buffer, rows in targets.values():
                 if site.name in buffer.shape.widths:
-                    kept = _reduce(value[: rows.stop - rows.start], buffer.shape.reduce)
+                    kept = reduce_rows(value[: rows.stop - rows.start], buffer.shape.reduce)
                     stored = buffer.rows_of(site.name, rows)
                     stored.copy_(kept)
                     _check_fits(kept, stored, site.name, first_row)
@@ -223,13 +224,6 @@ def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float
         "tokens_per_s": round(n_tokens / shard_s, 1),
     }
     return line | measure_memory(plan.facts["device"]) | {name: round(value, 4) for name, value in times.items()}
-
-
-def _reduce(value: torch.Tensor, reduce: str) -> torch.Tensor:
-    """``[rows, seq_len, width]`` -> what a tier keeps of it. Means are taken in float32 at least."""
-    if reduce == "mean":
-        return value.float().mean(dim=1)
-    return value[:, -1] if reduce == "last" else value
 
 
 def _check_fits(value: torch.Tensor, stored: torch.Tensor, site: str, first_row: int) -> None:

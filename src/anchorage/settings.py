@@ -107,6 +107,10 @@ class VerifySettings(_Section):
     depth: Literal["size", "full"] = Field("full", description="size: names and sizes; full: every byte's digest.")
 
 
+class MemorySettings(_Section):
+    on_leak: Literal["warn", "stop"] = Field("warn", description="What the workflow does when the memory log grows.")
+
+
 class ProbeSettings(_Section):
     tier: str = Field("sweep", description="The tier whose sites are probed; it must keep all tokens.")
     tasks: list[str] = Field(["duplicate-token", "previous-token", "position"], min_length=1)
@@ -127,6 +131,8 @@ class Settings(_Section):
     capture: CaptureSettings
     verify: VerifySettings = VerifySettings()
     anchor: AnchorSettings = AnchorSettings()
+    memory: MemorySettings = MemorySettings()
+    forecast_rows: int = Field(50_000, ge=1, description="Rows that time, bytes and memory are extrapolated to.")
     probe: ProbeSettings | None = Field(None, description="Probes on the cache; null makes none.")
 
     @field_validator("run")

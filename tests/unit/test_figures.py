@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from anchorage.figures import plot_outliers, plot_sweep
+from anchorage.figures.outliers import plot_outliers
+from anchorage.figures.sweep import plot_sweep
 from anchorage.outliers import OUTLIER_FACTOR
 from anchorage.sites import stable_names
 

@@ -113,4 +113,6 @@ OUTLIER_RESULTS = [
         "outliers.png",
     )
 ]
+COSTS_RESULTS: list[str] = []
+PADDING_RESULTS: list[str] = []
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from anchorage.figures import plot_anchor_batches
+from anchorage.figures.anchor import plot_anchor_batches
 from anchorage.job import start_job
 
 job = start_job(snakemake)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from anchorage.figures import plot_sweep
+from anchorage.figures.sweep import plot_sweep
 from anchorage.job import start_job
 
 job = start_job(snakemake)
