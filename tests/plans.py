@@ -38,10 +38,11 @@ def build_plan(root: Path, *, kind: str = "llama", weights: dict[str, Any] | Non
         config[section] |= values
     settings = load_settings(config)
     facts = resolve_model(settings.model, threads=settings.capture.threads, n_cores=1)
-    tokens = root / f"tokens-{settings.corpus.rows}x{settings.corpus.seq_len}.safetensors"
+    corpus = settings.corpus
+    tokens = root / f"tokens-{corpus.layout}-{corpus.rows}x{corpus.seq_len}.safetensors"
     if not tokens.exists():
         build_corpus(
-            settings.corpus,
+            corpus,
             load_tokenizer(facts),
             tokens_path=tokens,
             vocab_size=facts["architecture"]["vocab_size"],

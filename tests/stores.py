@@ -99,10 +99,10 @@ class Store:
             rows = self.layout.tier_shard_rows(tier, shard)
             here = slice(0, len(rows))
             buffers[tier] = buffer = ShardBuffer(self.shape(tier), self.layout.shard_rows)
+            buffer.put_tokens(self.token_ids[rows.start : rows.stop], 0)
             for site in SITES:
                 buffer.rows_of(site, here).copy_(self.values[tier, site][rows.start : rows.stop])
                 buffer.seal(site, here)
-            buffer.put_tokens(self.token_ids[rows.start : rows.stop], 0)
             metadata[tier] = shard_metadata(
                 self.shape(tier), key=self.key, shard=shard, rows=rows, tokens_digest=self.digest(rows)
             )

@@ -30,6 +30,14 @@ def write_corpus(path: Path, n_texts: int = 60, seed: int = 3) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
+def write_uneven(path: Path, n_texts: int, seed: int = 5) -> list[str]:
+    """JSON lines of texts from 1 to 64 words, most of them short; returns them."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choices(WORDS, k=int(2 ** draw.uniform(0, 6)))) for _ in range(n_texts)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
 class Workflow:
     """A copy of the workflow with a tiny model and corpus, and a configuration to be changed."""
 

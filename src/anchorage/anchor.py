@@ -138,11 +138,10 @@ def _recheck(
     """Compute rows again, each in its original batch, and compare every stored (row, tier, site)."""
     found, shapes = {}, plan.shapes(capturer.widths)
     for batch in tqdm(_batches_of(plan, rows), "anchor", unit="batch", disable=None):
-        tokens = plan.corpus.rows(batch.start, batch.stop)
-        fresh = _run(capturer, shapes, tokens=tokens, first_row=batch.start)
+        fresh = _run(plan, capturer, shapes, rows=batch)
         for row in (row for row in rows if row in batch):
             for tier, site, stored in _stored(plan, cache, row):
-                value = fresh[tier][site][row - batch.start]
+                value = fresh[tier].row_of(site, row - batch.start)
                 found[row, tier, site] = compare(stored, value, plan.settings.anchor.tolerance)
     return found
 
@@ -152,25 +151,31 @@ def _batches_of(plan: Plan, rows: Sequence[int]) -> list[range]:
 
 
 def _run(
-    capturer: Capturer, shapes: Mapping[str, TierShape], *, tokens: np.ndarray, first_row: int
-) -> dict[str, dict[str, torch.Tensor]]:
-    """All tiers' values of one batch, by tier and site, as they would be stored."""
-    rows = slice(0, len(tokens))
-    buffers = {tier: ShardBuffer(shape, len(tokens)) for tier, shape in shapes.items()}
-    capturer.fill(tokens, {tier: (buffer, rows) for tier, buffer in buffers.items()}, first_row)
-    return {
-        tier: {site: buffer.rows_of(site, rows) for site in buffer.shape.widths} for tier, buffer in buffers.items()
-    }
+    plan: Plan, capturer: Capturer, shapes: Mapping[str, TierShape], *, rows: Sequence[int]
+) -> dict[str, ShardBuffer]:
+    """All tiers' values of one batch, as they would be stored."""
+    tokens = np.concatenate([plan.corpus.rows(row, row + 1) for row in rows])
+    lengths = [length for row in rows for length in plan.lengths(range(row, row + 1)) or []] or None
+    buffers = {tier: ShardBuffer(shape, len(rows)) for tier, shape in shapes.items()}
+    targets = {tier: (buffer, slice(0, len(rows))) for tier, buffer in buffers.items()}
+    capturer.fill(tokens[:, : max(lengths)] if lengths else tokens, targets, rows[0], lengths)
+    return buffers
 
 
 def _stored(plan: Plan, cache: Cache, row: int) -> list[tuple[str, str, torch.Tensor]]:
     """Every stored site of a row: tier, site, value."""
     return [
-        (tier, site, cache.read(site, row, tier=tier)[0])
+        (tier, site, _read_row(cache, tier, site, row))
         for tier, sites in cache.tiers.items()
         if row < plan.layout.tier_rows[tier]
         for site in sites
     ]
+
+
+def _read_row(cache: Cache, tier: str, site: str, row: int) -> torch.Tensor:
+    if cache.identity["tiers"][tier]["reduce"] == "none":
+        return cache.read_list(site, row, tier=tier)[0]
+    return cache.read(site, row, tier=tier)[0]
 
 
 def _batch_table(plan: Plan, cache: Cache, *, capturer: Capturer, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -184,11 +189,10 @@ def _batch_table(plan: Plan, cache: Cache, *, capturer: Capturer, rows: Sequence
         for start in range(0, n_rows, size):
             # A last batch that is short is filled up with rows from the start: its shape is what is being tried.
             batch = np.take(rows, range(start, start + size), mode="wrap")
-            tokens = np.concatenate([plan.corpus.rows(row, row + 1) for row in batch])
-            fresh = _run(capturer, shapes, tokens=tokens, first_row=0)
+            fresh = _run(plan, capturer, shapes, rows=batch.tolist())
             for index, row in enumerate(batch[: n_rows - start]):
                 differences = [
-                    compare(value, fresh[tier][site][index], plan.settings.anchor.tolerance)
+                    compare(value, fresh[tier].row_of(site, index), plan.settings.anchor.tolerance)
                     for tier, site, value in stored[int(row)]
                 ]
                 rows_exact += all(difference.equal for difference in differences)
@@ -209,7 +213,7 @@ def _batch_table(plan: Plan, cache: Cache, *, capturer: Capturer, rows: Sequence
 def _compare_casts(plan: Plan, capturer: Capturer) -> dict[str, Any]:
     """Compute, then cast, against letting nnsight cast as it captures: on the first batch, every site."""
     batch, dtype = plan.layout.batch(0), STORAGE_DTYPES[plan.settings.capture.storage_dtype]
-    ids = torch.from_numpy(plan.corpus.rows(batch.start, batch.stop).astype(np.int64)).to(capturer.device)
+    ids = torch.from_numpy(plan.batch_tokens(batch).astype(np.int64)).to(capturer.device)
     reader = SiteReader(capturer.trunk, capturer.sites)
     cast_later: dict[str, torch.Tensor] = {}
     reader.read(ids, lambda site, value: cast_later.__setitem__(site.name, value.cpu().clone()))

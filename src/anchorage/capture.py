@@ -44,25 +44,36 @@ class Capturer:
         self.sites, self.widths = probe_sites(trunk, find_sites(trunk, names), device)
         self._readers: dict[frozenset[str], SiteReader] = {}
 
-    def fill(self, tokens: np.ndarray, targets: Mapping[str, tuple[ShardBuffer, slice]], first_row: int) -> None:
+    def fill(
+        self,
+        tokens: np.ndarray,
+        targets: Mapping[str, tuple[ShardBuffer, slice]],
+        first_row: int,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         """Run one batch and put what each tier keeps of it into the tiers' buffers.
 
         Args:
             tokens: token ids ``[rows, seq_len]``.
             targets: by tier, its buffer and the buffer's rows to fill: the first ones of the batch.
             first_row: global number of the batch's first row, for messages.
+            lengths: real tokens of each row where rows are padded.
 
         Raises:
             CaptureError: a value does not fit the storage dtype, or the model itself gives inf or NaN.
         """
 
+        for buffer, rows in targets.values():
+            buffer.put_tokens(tokens[: rows.stop - rows.start], rows.start, lengths)
+
         def take(site: Site, value: torch.Tensor) -> None:
             for buffer, rows in targets.values():
                 if site.name in buffer.shape.widths:
-                    kept = reduce_rows(value[: rows.stop - rows.start], buffer.shape.reduce)
+                    n_rows, shape = rows.stop - rows.start, buffer.shape
+                    kept = reduce_rows(value[:n_rows], shape.reduce, None if lengths is None else lengths[:n_rows])
                     stored = buffer.rows_of(site.name, rows)
                     stored.copy_(kept)
-                    _check_fits(kept, stored, site.name, first_row)
+                    _check_fits(kept, stored, site.name, first_row, lengths if shape.ragged else None)
 
         wanted = frozenset(site for buffer, _ in targets.values() for site in buffer.shape.widths)
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
@@ -71,7 +82,7 @@ class Capturer:
         with trimmed(self.trunk, max(site.depth for site in sites)):
             if wanted not in self._readers:
                 self._readers[wanted] = SiteReader(self.trunk, sites)
-            self._readers[wanted].read(ids, take)
+            self._readers[wanted].read(ids, take, lengths)
 
 
 def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
@@ -132,7 +143,7 @@ def capture_shards(
     shapes, max_rows = plan.shapes(capturer.widths), min(plan.layout.shard_rows, plan.layout.n_rows)
     # Two sets of buffers, in turn: the only memory that shards take, however many there are.
     buffers = [{tier: ShardBuffer(shape, max_rows) for tier, shape in shapes.items()} for _ in shards[:2]]
-    n_tokens = sum(len(plan.layout.shard_rows_range(shard)) for shard in shards) * plan.corpus.seq_len
+    n_tokens = sum(plan.n_tokens(plan.layout.shard_rows_range(shard)) for shard in shards)
     committer, records = _Committer(plan, staging, n_tokens=n_tokens, log=log), {}
     pending: Future[ShardRecord] | None = None
     with (
@@ -169,7 +180,7 @@ class _Committer:
         self._staging.log_memory(_memory_line(self._plan, self._staging.part, shard=shard, times=times))
         record = self._staging.commit(shard, files, environment=self._environment)
         rows = self._plan.layout.shard_rows_range(shard)
-        self._n_done += len(rows) * self._plan.corpus.seq_len
+        self._n_done += self._plan.n_tokens(rows)
         rate = self._n_done / (time.perf_counter() - self._begun)
         self._log(
             f"shard {shard} is durable: rows {rows.start}-{rows.stop - 1}, forward {times['forward_s']:.2f} s, hash "
@@ -191,27 +202,25 @@ def _fill_shard(
     layout, shard_start = plan.layout, plan.layout.shard_rows_range(shard).start
     forward_s = hash_s = 0.0
     for batch in layout.batches(layout.shard_rows_range(shard)):
-        tokens = plan.corpus.rows(batch.start, batch.stop)
         targets = {}
         for tier in layout.shard_tiers(shard):
             stop = min(batch.stop, layout.tier_rows[tier])
             if stop > batch.start:
                 targets[tier] = (buffers[tier], slice(batch.start - shard_start, stop - shard_start))
         started = time.perf_counter()
-        capturer.fill(tokens, targets, batch.start)
+        capturer.fill(plan.batch_tokens(batch), targets, batch.start, plan.lengths(batch))
         filled = time.perf_counter()
         for buffer, rows in targets.values():
             for site in buffer.shape.widths:
                 buffer.seal(site, rows)
-            buffer.put_tokens(tokens[: rows.stop - rows.start], rows.start)
         forward_s, hash_s = forward_s + filled - started, hash_s + time.perf_counter() - filled
-        bar.update(tokens.size)
+        bar.update(plan.n_tokens(batch))
     return {"forward_s": forward_s, "hash_s": hash_s}
 
 
 def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float]) -> dict[str, Any]:
     rows = plan.layout.shard_rows_range(shard)
-    n_tokens, shard_s = len(rows) * plan.corpus.seq_len, times["forward_s"] + times["hash_s"] + times["wait_s"]
+    n_tokens, shard_s = plan.n_tokens(rows), times["forward_s"] + times["hash_s"] + times["wait_s"]
     line = {
         "time": round(time.time(), 3),
         "part": part,
@@ -226,8 +235,13 @@ def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float
     return line | measure_memory(plan.facts["device"]) | {name: round(value, 4) for name, value in times.items()}
 
 
-def _check_fits(value: torch.Tensor, stored: torch.Tensor, site: str, first_row: int) -> None:
-    """Refuse a value that is not finite, or that the storage dtype turned into infinity."""
+def _check_fits(
+    value: torch.Tensor, stored: torch.Tensor, site: str, first_row: int, lengths: Sequence[int] | None = None
+) -> None:
+    """Refuse a value that is not finite, or that the storage dtype turned into infinity.
+
+    With ``lengths``, the values are ``[tokens, width]``, row after row.
+    """
     low, high = torch.aminmax(value)
     limit = torch.finfo(stored.dtype).max
     if -low.item() <= limit and high.item() <= limit:  # false for NaN too
@@ -237,6 +251,8 @@ def _check_fits(value: torch.Tensor, stored: torch.Tensor, site: str, first_row:
         return
     index = int(bad.nonzero()[0])
     row, dtype = value[index].float(), str(stored.dtype).removeprefix("torch.")
+    if lengths is not None:
+        index = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
     where = f"site {site}, row {first_row + index}"
     if not torch.isfinite(row).all():
         raise CaptureError(

@@ -1,8 +1,9 @@
 """Text becomes token rows: tokenise a stream of texts once, cut it into rows, keep them in one file.
 
-Packed rows are windows of one long token stream, all texts one after the other, so that no row holds padding. Memory
-grows neither with the source nor with the rows: a batch of texts is held at once, and rows go to the file in pieces.
-A row knows the text it starts in, and the place in that text.
+Packed rows are windows of one long token stream, all texts one after the other, so that no row holds padding. Padded
+rows are documents, each cut at its row's end and filled up with zeros: how many of its tokens are real is kept. Memory
+grows neither with the source nor with the rows: a batch of texts is held at once, and rows go to the file in pieces. A
+row knows the text it starts in, and the place in that text.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 from anchorage import durable
 from anchorage.corpusfile import Corpus, RowWriter, open_corpus
 from anchorage.errors import CorpusError
+from anchorage.packing import Document, Packer, Padder
 from anchorage.settings import CorpusSettings
 from anchorage.textsource import read_texts
 
@@ -28,8 +28,6 @@ __all__ = ["Corpus", "build_corpus", "open_corpus"]
 # A batch of texts for the tokenizer ends at the first of these.
 _BATCH_TEXTS = 64
 _BATCH_CHARS = 1 << 18
-# Rows are written when so many tokens wait.
-_CHUNK_TOKENS = 1 << 18
 
 
 def build_corpus(
@@ -65,33 +63,29 @@ def build_corpus(
     with durable.atomic_file(tokens_path) as file, contextlib.closing(read_texts(settings)) as texts:
         documents = _Documents(texts, tokenizer, min_chars=settings.min_chars, vocab_size=vocab_size)
         writer = RowWriter(file, dtype, n_rows=settings.rows, seq_len=settings.seq_len)
-        packer = _Packer(writer, bos=bos, separator=separator)
+        packer: Packer | Padder = Packer(writer, bos=bos, separator=separator)
+        if settings.layout == "padded":
+            packer = Padder(writer, bos=bos)
         _pack(documents, packer, settings.rows)
         if not packer.is_full:
             raise _too_little(settings, documents, packer)
         digests = writer.finish()
     counts = {"n_documents": packer.n_documents, "n_skipped": packer.last_number + 1 - packer.n_documents}
+    if isinstance(packer, Padder):
+        counts["n_truncated"] = packer.n_truncated
     log(
-        f"{counts['n_documents']} documents used, {counts['n_skipped']} skipped: {settings.rows} rows of "
-        f"{settings.seq_len} tokens in {time.perf_counter() - started:.1f} s"
+        f"{counts['n_documents']} documents used, {counts['n_skipped']} skipped: {settings.rows} rows, "
+        f"{packer.n_tokens} tokens in {time.perf_counter() - started:.1f} s"
     )
     return {
         **settings.model_dump(),
-        "n_tokens": settings.rows * settings.seq_len,
+        "n_tokens": packer.n_tokens,
         "dtype": dtype,
         "vocab_size": vocab_size,
         **counts,
         "text_digest": packer.text_digest.hexdigest(),
         "tokens_digest": digests["tokens"],
     }
-
-
-class _Document(NamedTuple):
-    """A text of the source: its number there (counting skipped ones), the text, its token ids [n], n at least 1."""
-
-    number: int
-    text: str
-    ids: NDArray[np.int64]
 
 
 class _Documents:
@@ -106,14 +100,14 @@ class _Documents:
         self._min_chars, self._vocab_size = min_chars, vocab_size
         self.n_read = 0
 
-    def __iter__(self) -> Iterator[_Document]:
+    def __iter__(self) -> Iterator[Document]:
         for batch in self._batches():
             options = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
             encoded = self._tokenizer([text for _, text in batch], return_attention_mask=False, **options)
             for (index, text), ids in zip(batch, encoded["input_ids"], strict=True):
                 if ids:
                     self._check(max(ids), index)
-                    yield _Document(index, text, np.asarray(ids, np.int64))
+                    yield Document(index, text, np.asarray(ids, np.int64))
 
     def _batches(self) -> Iterator[list[tuple[int, str]]]:
         batch: list[tuple[int, str]] = []
@@ -138,66 +132,7 @@ class _Documents:
             )
 
 
-class _Packer:
-    """Cuts the token stream of all documents into rows and hands them to the writer.
-
-    Each row takes `stride` tokens of the stream, after its BOS token where one is wanted.
-
-    Args:
-        bos: id put at the start of each row, or None.
-        separator: id put into the stream between documents, or None.
-    """
-
-    def __init__(self, writer: RowWriter, *, bos: int | None, separator: int | None) -> None:
-        self._writer, self._bos, self._separator = writer, bos, separator
-        self._stride = writer.seq_len - (bos is not None)
-        self._n_needed = writer.n_rows * self._stride
-        self._n_taken = 0
-        # Tokens of the stream, and origins of the rows that start in them, not yet written.
-        self._tokens: list[NDArray[Any]] = []
-        self._n_waiting = 0
-        self._origins: list[NDArray[np.int64]] = []
-        self.n_documents, self.last_number = 0, -1
-        self.text_digest = xxhash.xxh3_128()
-
-    @property
-    def n_rows(self) -> int:
-        """Whole rows taken so far."""
-        return self._n_taken // self._stride
-
-    @property
-    def is_full(self) -> bool:
-        return self._n_taken == self._n_needed
-
-    def add(self, document: _Document) -> None:
-        """Append a document to the stream, or as much of it as is still needed."""
-        separators = [self._separator] if self._separator is not None and self.n_documents else []
-        piece = np.concatenate([np.asarray(separators, np.int64), document.ids])[: self._n_needed - self._n_taken]
-        first_row, stop_row = -(-self._n_taken // self._stride), -(-(self._n_taken + len(piece)) // self._stride)
-        places = np.arange(first_row, stop_row, dtype=np.int64) * self._stride - self._n_taken - len(separators)
-        # A row that starts at a separator has its first text token, the next, at place 0.
-        self._origins.append(np.stack([np.full_like(places, document.number), np.maximum(places, 0)]))
-        self._tokens.append(piece.astype(self._writer.dtype))
-        self._n_taken += len(piece)
-        self._n_waiting += len(piece)
-        self.n_documents, self.last_number = self.n_documents + 1, document.number
-        data = document.text.encode(errors="surrogatepass")
-        self.text_digest.update(len(data).to_bytes(8, "little") + data)
-        if self.is_full or self._n_waiting >= _CHUNK_TOKENS:
-            self._write()
-
-    def _write(self) -> None:
-        tokens, origins = np.concatenate(self._tokens), np.concatenate(self._origins, axis=1)
-        n_rows = len(tokens) // self._stride
-        rows = tokens[: n_rows * self._stride].reshape(n_rows, self._stride)
-        if self._bos is not None:
-            rows = np.concatenate([np.full((n_rows, 1), self._bos, rows.dtype), rows], axis=1)
-        self._writer.write(rows, origins[0, :n_rows], origins[1, :n_rows])
-        self._tokens, self._origins = [tokens[n_rows * self._stride :]], [origins[:, n_rows:]]
-        self._n_waiting = len(self._tokens[0])
-
-
-def _pack(documents: _Documents, packer: _Packer, n_rows: int) -> None:
+def _pack(documents: _Documents, packer: Packer | Padder, n_rows: int) -> None:
     """Fill the rows, with a progress bar, until they are full or the documents end."""
     from tqdm import tqdm
 
@@ -219,14 +154,15 @@ def _special_id(tokenizer: Any, name: str, *, key: str, vocab_size: int) -> int:
     return int(special_id)
 
 
-def _too_little(settings: CorpusSettings, documents: _Documents, packer: _Packer) -> CorpusError:
+def _too_little(settings: CorpusSettings, documents: _Documents, packer: Packer | Padder) -> CorpusError:
     if not packer.n_documents:
         return CorpusError(
             f"corpus.source: {settings.source!r} holds no text: of {documents.n_read} texts none has as many as "
             f"{settings.min_chars} characters and a token. Lower corpus.min_chars, or name another source or column."
         )
+    row = "one document each" if settings.layout == "padded" else f"{settings.seq_len} tokens"
     return CorpusError(
-        f"corpus.rows: {settings.source!r} fills {packer.n_rows} rows of {settings.seq_len} tokens, and "
+        f"corpus.rows: {settings.source!r} fills {packer.n_rows} rows of {row}, and "
         f"{settings.rows} are asked for ({packer.n_documents} documents of {settings.min_chars} characters or more in "
         f"{documents.n_read} texts). Lower corpus.rows or corpus.seq_len, or take more text."
     )

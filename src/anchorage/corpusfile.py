@@ -1,8 +1,9 @@
 """The file of token rows: its layout, its writer, its reader.
 
 A safetensors file of `documents` I64 [rows] and `offsets` I64 [rows] (where each row's first text token comes from),
-`lengths` U32 [rows], `tokens` U16 or U32 [rows, seq_len]. Its metadata holds a digest of each tensor, and every byte is
-checked when the file is opened: a changed token would become a changed activation that nothing later could find wrong.
+`lengths` U32 [rows] (real tokens, the first ones; zeros follow), `tokens` U16 or U32 [rows, seq_len]. Its metadata
+holds a digest of each tensor, and every byte is checked when the file is opened: a changed token would become a
+changed activation that nothing later could find wrong.
 """
 
 from __future__ import annotations
@@ -40,9 +41,17 @@ class RowWriter:
         # Digests are as long whatever they say, so the places of the tensors hold already.
         self._header, self._entries = self._encode()
 
-    def write(self, tokens: NDArray[Any], documents: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
-        """Append rows: ids [n, seq_len], the text each starts in [n], the place in that text [n]."""
-        lengths = np.full(len(tokens), self.seq_len)
+    def write(
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Append rows: ids [n, seq_len], the text each starts in [n], the place in that text [n], and how many of the
+        ids are real [n], the first ones; None means all."""
+        if lengths is None:
+            lengths = np.full(len(tokens), self.seq_len)
         columns = {"documents": documents, "offsets": offsets, "lengths": lengths, "tokens": tokens}
         for name, column in columns.items():
             entry = self._entries[name]
@@ -101,14 +110,20 @@ class Corpus:
         data = self._file.read_rows("tokens", start, stop)
         return np.frombuffer(data, self.dtype).reshape(stop - start, self.seq_len)
 
+    def lengths(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Real tokens of rows [start, stop), the first ones of each: [stop - start], int64."""
+        return np.frombuffer(self._file.read_rows("lengths", start, stop), "<u4").astype(np.int64)
+
     def origin(self, row: int) -> tuple[int, int]:
         """Where a row's first text token comes from: the text's number in the source, the token's place in it."""
         document, offset = (self._file.read_rows(name, row, row + 1) for name in ("documents", "offsets"))
         return int.from_bytes(document, "little"), int.from_bytes(offset, "little")
 
     def digest(self, start: int, stop: int) -> str:
-        """xxh3_128 of the token bytes of rows [start, stop)."""
-        return digest_bytes(bytes(self._file.read_rows("tokens", start, stop)))
+        """xxh3_128 of the token bytes of rows [start, stop); where one is short, of their lengths (U32) before them."""
+        short = (self.lengths(start, stop) < self.seq_len).any()
+        lengths = self._file.read_rows("lengths", start, stop) if short else b""
+        return digest_bytes(bytes(lengths) + bytes(self._file.read_rows("tokens", start, stop)))
 
     def close(self) -> None:
         self._file.close()

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from anchorage.errors import AnchorageError
@@ -75,21 +76,28 @@ def _measure_site(cache: Cache, site: str) -> tuple[float, np.ndarray]:
     """A site's root mean square, and the largest |x| of each dimension, float64 ``[width]``."""
     tier = cache.tier_of(site)
     n_rows = cache.tier_rows(tier)
-    row_values = cache.read(site, 0, tier=tier).numel()
-    block_rows = max(1, _BLOCK_VALUES // row_values)
-    sum_squares, max_abs = 0.0, np.zeros(())
+    block_rows = max(1, _BLOCK_VALUES // _read_rows(cache, tier, site, range(1))[0].numel())
+    sum_squares, n_values, max_abs = 0.0, 0, np.zeros(())
     for start in range(0, n_rows, block_rows):
-        block = cache.read(site, range(start, min(start + block_rows, n_rows)), tier=tier)
-        max_abs = np.maximum(max_abs, block.abs().flatten(0, -2).amax(0).double().numpy())
+        rows = _read_rows(cache, tier, site, range(start, min(start + block_rows, n_rows)))
+        block = torch.cat(rows)
+        max_abs = np.maximum(max_abs, block.abs().amax(0).double().numpy())
         if not np.isfinite(max_abs).all():
-            bad = int((~block.isfinite()).flatten(1).any(1).nonzero()[0])
+            bad = next(index for index, row in enumerate(rows) if not row.isfinite().all())
             raise AnchorageError(
                 f"tier {tier!r} holds NaN or infinity at site {site!r}, row {start + bad}. "
                 "A capture refuses such values, so no capture wrote this cache: remove it and capture again."
             )
         values = block.double().flatten()  # a square of float16 or bfloat16 does not fit its dtype
-        sum_squares += values.dot(values).item()
-    return math.sqrt(sum_squares / (n_rows * row_values)), max_abs
+        sum_squares, n_values = sum_squares + values.dot(values).item(), n_values + len(values)
+    return math.sqrt(sum_squares / n_values), max_abs
+
+
+def _read_rows(cache: Cache, tier: str, site: str, rows: range) -> list[torch.Tensor]:
+    """Rows of a site, ``[tokens, width]`` each; a tier that reduces has one value a row, ``[1, width]``."""
+    if cache.identity["tiers"][tier]["reduce"] == "none":
+        return cache.read_list(site, rows, tier=tier)
+    return list(cache.read(site, rows, tier=tier)[:, None])
 
 
 def _rank_dimensions(max_abs: np.ndarray, rms: float) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def _read_table(path: Path) -> list[dict[str, str]]:
 def _summary(results: _Results) -> str:
     corpus, architecture, exact = results.corpus, results.model["architecture"], results.anchor["exact"]
     return (
-        f"{corpus['rows']:,} rows of {corpus['seq_len']:,} tokens through {plain(architecture['class'])} "
+        f"{corpus['rows']:,} rows, {corpus['n_tokens']:,} tokens through {plain(architecture['class'])} "
         f"({architecture['n_layers']} layers, width {architecture['width']:,}); {exact['n_sites']} sites kept on disk, "
         f"{_size(results.verify['n_bytes'])} in {results.verify['n_shards']:,} shards. Every result has a caption "
         "that says how it was measured and what it does not show: choose it on the left."

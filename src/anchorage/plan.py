@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anchorage.corpusfile import Corpus, open_corpus
 from anchorage.errors import CaptureError, CorpusError, SettingsError
 from anchorage.settings import Settings
@@ -52,6 +54,24 @@ class Plan:
     def corpus(self) -> Corpus:
         return open_corpus(self.tokens_path)
 
+    @property
+    def padded(self) -> bool:
+        """Whether rows have lengths of their own."""
+        return self.settings.corpus.layout == "padded"
+
+    def lengths(self, rows: range) -> list[int] | None:
+        """Real tokens of rows, the first ones of each; None where rows are packed, so all are."""
+        return self.corpus.lengths(rows.start, rows.stop).tolist() if self.padded else None
+
+    def n_tokens(self, rows: range) -> int:
+        """Real tokens of rows, in all."""
+        return int(self.corpus.lengths(rows.start, rows.stop).sum())
+
+    def batch_tokens(self, rows: range) -> np.ndarray:
+        """Token ids of a batch ``[rows, seq_len]``; where rows are padded, only as far as its longest row goes."""
+        tokens = self.corpus.rows(rows.start, rows.stop)
+        return tokens[:, : max(self.corpus.lengths(rows.start, rows.stop))]
+
     @cached_property
     def tier_sites(self) -> dict[str, list[str]]:
         """Site names by tier."""
@@ -78,6 +98,7 @@ class Plan:
                 seq_len=self.corpus.seq_len,
                 storage_dtype=capture.storage_dtype,
                 token_dtype=self.corpus.dtype.name,
+                padded=self.padded,
             )
             for name, sites in self.tier_sites.items()
         }
@@ -124,9 +145,10 @@ def check_space(plan: Plan, widths: Mapping[str, int]) -> None:
     """
     layout, shapes = plan.layout, plan.shapes(widths)
     sizes = {
-        (tier, shard): len(layout.tier_shard_rows(tier, shard)) * shapes[tier].row_bytes()
+        (tier, shard): shapes[tier].n_bytes(len(rows), plan.n_tokens(rows))
         for shard in range(layout.n_shards)
         for tier in layout.shard_tiers(shard)
+        for rows in [layout.tier_shard_rows(tier, shard)]
     }
     unstaged = sum(size for place, size in sizes.items() if not (plan.staging / staged_shard(*place)).exists())
     remedy = (

@@ -42,11 +42,20 @@ class CorpusSettings(_Section):
     split: str = Field("train", min_length=1)
     text_column: str = Field("text", min_length=1)
     min_chars: int = Field(40, ge=0, description="Texts with fewer characters are skipped.")
-    layout: Literal["packed"] = Field("packed", description="packed: rows are windows cut from one token stream.")
-    seq_len: int = Field(64, ge=1, description="Tokens a row.")
+    layout: Literal["packed", "padded"] = Field(
+        "packed", description="packed: rows are windows cut from one token stream; padded: a row is a document."
+    )
+    seq_len: int = Field(64, ge=1, description="Tokens a row; padded, at most so many: longer documents are cut.")
     rows: int = Field(1024, ge=1)
     bos: bool = Field(False, description="Start each row with the tokenizer's BOS token.")
     document_separator: bool = Field(False, description="Put the end-of-text token between documents.")
+
+    @field_validator("document_separator")
+    @classmethod
+    def _rows_hold_several(cls, separator: bool, info: ValidationInfo) -> bool:
+        if separator and info.data.get("layout") == "padded":
+            raise ValueError("must be false where layout is padded: a row then holds one document")
+        return separator
 
 
 class TierSettings(_Section):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from workflows import kill_group, wait_until
+from workflows import kill_group, wait_until, write_uneven
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +84,26 @@ def test_killed_before_the_corpus_and_in_the_checks(fresh_workflow, uninterrupte
     workflow.run()
     assert (workflow.shards(), workflow.manifest()) == uninterrupted(2)
     assert workflow.report("anchor")["ok"]
+    assert "Nothing to be done" in workflow.run()
+
+
+def test_200_documents_of_uneven_length_killed_verified_and_anchored(fresh_workflow, tmp_path):
+    workflow = fresh_workflow.copy(tmp_path)
+    write_uneven(workflow.root / "resources/corpora/uneven.jsonl", 200)
+    workflow.config["corpus"] |= {"source": "resources/corpora/uneven.jsonl", "layout": "padded", "min_chars": 1}
+    workflow.config["corpus"] |= {"rows": 200, "seq_len": 48}
+    workflow.config["capture"]["shard_rows"] = 16
+    workflow.config["probe"] = None
+    whole = workflow.copy(tmp_path / "whole")
+    process = workflow.start()
+    assert wait_until(lambda: workflow.journal_lines() >= 4, process)
+    kill_group(process)
+    assert workflow.journal_lines() < 13
+    workflow.run()
+    whole.run("--", "cache")
+    assert (workflow.shards(), workflow.manifest()) == (whole.shards(), whole.manifest())
+    anchor, verify = workflow.report("anchor"), workflow.report("verify")
+    assert (verify["ok"], anchor["ok"], anchor["exact"]["mismatched"]) == (True, True, 0)
     assert "Nothing to be done" in workflow.run()
 
 

@@ -29,7 +29,7 @@ def test_the_worked_example_of_the_format():
     written = re.search(r"```json\n(.*)\n```", text)[1]
     shape = TierShape("residual", {"embed": 6, "block.0": 6}, "none", 4, "float16", "uint16")
     metadata = json.loads(json.loads(written)["__metadata__"]["anchorage"])
-    header, entries = encode_header(shape.specs(2), metadata)
+    header, entries = encode_header(shape.specs(2, 8), metadata)
     assert header[8:].decode().rstrip(" ") == written
     row = entries["block.0"].start + entries["block.0"].row_bytes
     digest = entries["row_digests"].start + (1 * 2 + 1) * 8

@@ -29,7 +29,7 @@ LAYERS = [
         "model_files",
         "model",
     ],
-    ["textsource", "corpusfile", "corpus"],
+    ["textsource", "corpusfile", "packing", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
     ["plan", "memory", "reduction", "capture", "anchor", "outliers", "checkpoint"],

@@ -19,7 +19,7 @@ from anchorage.errors import AnchorageError, CaptureError, IntegrityError
 from anchorage.store import names
 from anchorage.store.prune import prune_staging, superseded_keys
 from anchorage.store.verify import verify_cache
-from stores import SITES, WIDTH, Store, build_store, flip_bit, tree, truncate
+from stores import SEQ_LEN, SITES, WIDTH, Store, build_store, flip_bit, tree, truncate
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -271,4 +271,4 @@ def test_prune_removes_other_keys_only(tmp_path):
 
 def test_the_worked_size_of_a_row():
     # 2 bytes x 3 sites x 4 tokens x 6 wide, 4 token ids of 2 bytes, 4 digests of 8 bytes
-    assert Store(root=None).shape("tokens").row_bytes() == 2 * 3 * 4 * WIDTH + 8 + 32  # type: ignore[arg-type]
+    assert Store(root=None).shape("tokens").n_bytes(1, SEQ_LEN) == 2 * 3 * 4 * WIDTH + 8 + 32  # type: ignore[arg-type]

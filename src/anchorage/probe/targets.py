@@ -27,6 +27,10 @@ def check_probe(settings: Settings) -> None:
     """
     if settings.probe is None:
         return
+    if settings.corpus.layout == "padded":
+        raise SettingsError(
+            "probe: corpus.layout is padded, and probes need rows of one length. Set probe: null, or layout: packed"
+        )
     check_tasks(settings.probe.tasks)
     tiers, name = settings.capture.tiers, settings.probe.tier
     usable = [tier for tier, facts in tiers.items() if facts.reduce == "none"]

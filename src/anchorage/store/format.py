@@ -6,6 +6,7 @@ normative.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from anchorage.tensorfile import ITEM_BYTES, TensorFile, TensorSpec, encode_head
 
 TOKENS = "tokens"
 ROW_DIGESTS = "row_digests"
+OFFSETS = "offsets"
 
 STORAGE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _FILE_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -30,7 +32,7 @@ _WRITE_BYTES = 64 << 20
 
 def shard_metadata(shape: TierShape, *, key: str, shard: int, rows: range, tokens_digest: str) -> dict[str, Any]:
     """The facts kept inside a shard file. No time, host or part: the same capture gives the same bytes."""
-    return {
+    facts = {
         "format": SHARD_FORMAT,
         "key": key,
         "tier": shape.tier,
@@ -40,6 +42,7 @@ def shard_metadata(shape: TierShape, *, key: str, shard: int, rows: range, token
         "reduce": shape.reduce,
         "tokens_digest": tokens_digest,
     }
+    return facts | {"layout": "padded"} if shape.padded else facts
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,11 @@ class TierShape:
         tier: the tier's name.
         widths: width by site name, in running order.
         reduce: ``none`` keeps ``[rows, seq_len, width]``; ``mean`` and ``last`` keep ``[rows, width]``.
-        seq_len: tokens a row.
+        seq_len: tokens a row, at most so many where rows are padded.
         storage_dtype: float16, bfloat16 or float32.
         token_dtype: numpy name of the token ids' dtype, uint16 or uint32.
+        padded: rows have lengths of their own, and no pad is stored: ``none`` then keeps ``[tokens, width]``, row after
+            row.
     """
 
     tier: str
@@ -61,54 +66,91 @@ class TierShape:
     seq_len: int
     storage_dtype: str
     token_dtype: str
+    padded: bool = False
 
-    def row_shape(self, site: str) -> tuple[int, ...]:
-        """Shape of one row of a site."""
-        return (self.seq_len, self.widths[site]) if self.reduce == "none" else (self.widths[site],)
+    @property
+    def ragged(self) -> bool:
+        """Whether a site's rows differ in length."""
+        return self.padded and self.reduce == "none"
 
-    def specs(self, n_rows: int) -> list[TensorSpec]:
-        """The tensors of a shard in the order of their bytes: wider elements first, then sites in running order."""
+    def site_shape(self, site: str, n_rows: int, n_tokens: int) -> tuple[int, ...]:
+        """Shape of a site's tensor."""
+        if self.reduce != "none":
+            return (n_rows, self.widths[site])
+        return (n_tokens, self.widths[site]) if self.padded else (n_rows, self.seq_len, self.widths[site])
+
+    def specs(self, n_rows: int, n_tokens: int) -> list[TensorSpec]:
+        """The tensors of a shard in the order of their bytes: wider elements first, then sites in running order.
+
+        Args:
+            n_rows: of the shard.
+            n_tokens: real tokens of these rows; packed, ``n_rows * seq_len``.
+        """
         sites = [
-            TensorSpec(site, _FILE_DTYPES[self.storage_dtype], (n_rows, *self.row_shape(site))) for site in self.widths
+            TensorSpec(site, _FILE_DTYPES[self.storage_dtype], self.site_shape(site, n_rows, n_tokens))
+            for site in self.widths
         ]
         token_dtype = {"uint16": "U16", "uint32": "U32"}[self.token_dtype]
-        tokens = TensorSpec(TOKENS, token_dtype, (n_rows, self.seq_len))
-        digests = TensorSpec(ROW_DIGESTS, "U64", (len(self.widths) + 1, n_rows))
-        return sorted([digests, tokens, *sites], key=lambda spec: -ITEM_BYTES[spec.dtype])
+        tokens = TensorSpec(TOKENS, token_dtype, (n_tokens,) if self.padded else (n_rows, self.seq_len))
+        digests = [TensorSpec(ROW_DIGESTS, "U64", (len(self.widths) + 1, n_rows))]
+        if self.padded:
+            digests.append(TensorSpec(OFFSETS, "U64", (n_rows + 1,)))
+        return sorted([*digests, tokens, *sites], key=lambda spec: -ITEM_BYTES[spec.dtype])
 
-    def row_bytes(self) -> int:
-        """Bytes that one row adds to a shard."""
-        return sum(spec.n_bytes for spec in self.specs(1))
+    def n_bytes(self, n_rows: int, n_tokens: int) -> int:
+        """Bytes of a shard's tensors."""
+        return sum(spec.n_bytes for spec in self.specs(n_rows, n_tokens))
 
 
 class ShardBuffer:
     """Memory for one shard of a tier, filled batch by batch and used again for the next shard.
 
-    Row digests are made as rows come in: xxh3_64 of each (site, row), and of each row of token ids in the last line.
+    Rows come in order from 0, their tokens (:meth:`put_tokens`) before their activations: they tell how long padded
+    rows are. Row digests are made as rows come in: xxh3_64 of each (site, row), and of each row of token ids in the
+    last line.
     """
 
     def __init__(self, shape: TierShape, max_rows: int) -> None:
         self.shape = shape
-        dtype = STORAGE_DTYPES[shape.storage_dtype]
-        self._sites = {site: torch.empty((max_rows, *shape.row_shape(site)), dtype=dtype) for site in shape.widths}
-        self._tokens = np.empty((max_rows, shape.seq_len), dtype=shape.token_dtype)
+        dtype, max_tokens = STORAGE_DTYPES[shape.storage_dtype], max_rows * shape.seq_len
+        # Pages that short rows leave untouched take no memory.
+        self._sites = {
+            site: torch.empty(shape.site_shape(site, max_rows, max_tokens), dtype=dtype) for site in shape.widths
+        }
+        self._tokens = np.empty(max_tokens, dtype=shape.token_dtype)
+        self._offsets = np.arange(max_rows + 1) * shape.seq_len
         self._digests = np.empty((len(shape.widths) + 1, max_rows), dtype=np.uint64)
         self._line = {site: index for index, site in enumerate(shape.widths)}
 
+    def put_tokens(self, tokens: np.ndarray, start: int, lengths: Sequence[int] | None = None) -> None:
+        """Copy token ids ``[rows, seq_len]`` in, and digest them; of padded rows the first ``lengths`` of each."""
+        for row, ids in enumerate(tokens, start):
+            if lengths is not None:
+                ids = ids[: lengths[row - start]]
+                self._offsets[row + 1] = self._offsets[row] + len(ids)
+            place = self._tokens_of(slice(row, row + 1))
+            self._tokens[place] = ids
+            self._digests[-1, row] = digest_row(self._tokens[place])
+
     def rows_of(self, site: str, rows: slice) -> torch.Tensor:
-        """The buffer's rows of a site ``[rows, (seq_len,) width]``, to be filled in place."""
-        return self._sites[site][rows]
+        """The buffer's rows of a site, to be filled in place: ``[rows, (seq_len,) width]``, or ``[tokens, width]``."""
+        return self._sites[site][self._tokens_of(rows) if self.shape.ragged else rows]
+
+    def row_of(self, site: str, row: int) -> torch.Tensor:
+        """One row of a site: ``[tokens, width]``, or ``[width]`` in a tier that reduces."""
+        value = self.rows_of(site, slice(row, row + 1))
+        return value if self.shape.ragged else value[0]
 
     def seal(self, site: str, rows: slice) -> None:
         """Digest rows of a site that have been filled."""
-        for row, data in zip(range(rows.start, rows.stop), _bytes_of(self._sites[site][rows]), strict=True):
-            self._digests[self._line[site], row] = digest_row(data)
-
-    def put_tokens(self, tokens: np.ndarray, start: int) -> None:
-        """Copy token ids ``[rows, seq_len]`` in, and digest them."""
-        self._tokens[start : start + len(tokens)] = tokens
-        for row in range(start, start + len(tokens)):
-            self._digests[-1, row] = digest_row(self._tokens[row])
+        data = _bytes_of(self.rows_of(site, rows))
+        if self.shape.ragged:
+            item = len(data) // (self._offsets[rows.stop] - self._offsets[rows.start])
+            pieces = np.split(data, (self._offsets[rows.start + 1 : rows.stop] - self._offsets[rows.start]) * item)
+        else:
+            pieces = list(data.reshape(rows.stop - rows.start, -1))
+        for row, piece in enumerate(pieces, rows.start):
+            self._digests[self._line[site], row] = digest_row(piece)
 
     def write(self, file: BinaryIO, n_rows: int, metadata: Mapping[str, Any]) -> tuple[int, str]:
         """Write the first ``n_rows`` rows as a shard file.
@@ -116,7 +158,7 @@ class ShardBuffer:
         Returns:
             Bytes written, and their xxh3_128.
         """
-        header, entries = encode_header(self.shape.specs(n_rows), metadata)
+        header, entries = encode_header(self.shape.specs(n_rows, int(self._offsets[n_rows])), metadata)
         state, n_bytes = xxhash.xxh3_128(header), len(header)
         file.write(header)
         for name in entries:
@@ -126,12 +168,18 @@ class ShardBuffer:
                 n_bytes += len(piece)
         return n_bytes, state.hexdigest()
 
+    def _tokens_of(self, rows: slice) -> slice:
+        return slice(int(self._offsets[rows.start]), int(self._offsets[rows.stop]))
+
     def _pieces(self, name: str, n_rows: int) -> list[memoryview]:
         if name == ROW_DIGESTS:
             return [np.ascontiguousarray(self._digests[:, :n_rows]).data.cast("B")]
+        if name == OFFSETS:
+            return [self._offsets[: n_rows + 1].astype("<u8").data.cast("B")]
+        rows = slice(0, n_rows)
         if name == TOKENS:
-            return [self._tokens[:n_rows].data.cast("B")]
-        data = _bytes_of(self._sites[name][:n_rows]).reshape(-1).data
+            return [self._tokens[self._tokens_of(rows)].data.cast("B")]
+        data = _bytes_of(self.rows_of(name, rows)).data
         return [data[start : start + _WRITE_BYTES] for start in range(0, len(data), _WRITE_BYTES)]
 
 
@@ -154,8 +202,11 @@ class ShardFile:
         # The row digests do not cover the header: a changed bit in it must not lead to other bytes, or to a crash.
         sites = self.metadata.get("sites", [])
         names = sorted(map(str, sites)) if isinstance(sites, list) else []
-        stored = sorted(self.file.entries.keys() - {ROW_DIGESTS, TOKENS})
-        self._require(names == stored and len(self.file.entries) == len(stored) + 2, f"sites {stored}", sites)
+        self.padded = self.metadata.get("layout") == "padded"
+        others = {ROW_DIGESTS, TOKENS, OFFSETS} if self.padded else {ROW_DIGESTS, TOKENS}
+        stored = sorted(self.file.entries.keys() - others)
+        whole = len(self.file.entries) == len(stored) + len(others)
+        self._require(names == stored and whole, f"sites {stored}", sites)
         self._lines = [*sites, TOKENS]
 
     def _require(self, holds: bool, expected: str, found: object) -> None:
@@ -164,21 +215,43 @@ class ShardFile:
             remedy = "The file is damaged or of another capture; `make verify`, then the plain command, repairs it."
             raise IntegrityError(self.file.path, expected=expected, found=found, remedy=remedy)
 
-    def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def ragged(self, name: str) -> bool:
+        """Whether rows of a site, or of the tokens, differ in length."""
+        return self.padded and (name == TOKENS or self.metadata["reduce"] == "none")
+
+    def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
         """Read the shard's rows ``[start, stop)`` of a site, or of the tokens.
 
         Returns:
-            The rows' bytes, uint8 ``[rows, bytes a row]``, and their stored digests, uint64 ``[rows]``.
+            The rows' bytes, uint8 ``[rows, bytes a row]`` (a list of them where rows differ in length), and their
+            stored digests, uint64 ``[rows]``.
+
+        Raises:
+            IntegrityError: the offsets of rows that differ in length are not what a writer writes.
         """
-        data = self.file.read_rows(name, start, stop)
         entry = self.file.entries[ROW_DIGESTS]
         first = entry.start + self._lines.index(name) * entry.row_bytes
-        digests = self.file.read_range(first + 8 * start, first + 8 * stop)
-        return np.frombuffer(data, np.uint8).reshape(stop - start, -1), np.frombuffer(digests, "<u8")
+        digests = np.frombuffer(self.file.read_range(first + 8 * start, first + 8 * stop), "<u8")
+        if not self.ragged(name):
+            return np.frombuffer(self.file.read_rows(name, start, stop), np.uint8).reshape(stop - start, -1), digests
+        offsets = self._read_offsets(name, start, stop)
+        data = np.frombuffer(self.file.read_rows(name, offsets[0], offsets[-1]), np.uint8)
+        item = self.file.entries[name].row_bytes
+        return np.split(data, [(offset - offsets[0]) * item for offset in offsets[1:-1]]), digests
+
+    def _read_offsets(self, name: str, start: int, stop: int) -> list[int]:
+        """Where rows ``[start, stop)`` begin, and the last one ends, in tokens."""
+        offsets = np.frombuffer(self.file.read_rows(OFFSETS, start, stop + 1), "<u8").tolist()
+        n_tokens = self.file.entries[name].spec.shape[0]
+        sound = all(a < b for a, b in itertools.pairwise(offsets)) and offsets[-1] <= n_tokens
+        self._require(sound, f"offsets that rise to at most {n_tokens}", offsets[:4])
+        return offsets
 
 
-def check_rows(path: Path, name: str, data: np.ndarray, digests: Sequence[int] | np.ndarray) -> None:
-    """Compare rows' bytes uint8 ``[rows, bytes a row]`` with their digests; IntegrityError names the first bad one."""
+def check_rows(
+    path: Path, name: str, data: np.ndarray | Sequence[np.ndarray], digests: Sequence[int] | np.ndarray
+) -> None:
+    """Compare rows' bytes, uint8 ``[bytes]`` each, with their digests; IntegrityError names the first bad one."""
     for index, (row, expected) in enumerate(zip(data, digests, strict=True)):
         found = digest_row(row)
         if found != int(expected):
@@ -200,5 +273,5 @@ def as_tensor(data: np.ndarray, storage_dtype: str, seq_len: int | None) -> torc
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Bytes of a contiguous tensor, uint8 ``[rows, bytes a row]``, without a copy. numpy has no bfloat16."""
-    return tensor.view(torch.uint8).numpy().reshape(len(tensor), -1)
+    """Bytes of a contiguous tensor, uint8 ``[bytes]``, without a copy. numpy has no bfloat16."""
+    return tensor.view(torch.uint8).numpy().reshape(-1)

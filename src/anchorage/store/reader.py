@@ -49,6 +49,7 @@ class Cache:
         key: the capture key.
         n_rows: rows of the corpus that was captured; a tier may hold only the first of them.
         identity: what decided the bytes: model digests, dtypes, batch, sites.
+        padded: rows have lengths of their own; no pad is stored.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -57,6 +58,7 @@ class Cache:
         self.key = manifest.key
         self.identity = manifest.identity
         self.n_rows = manifest.n_rows
+        self.padded = manifest.identity.get("layout") == "padded"
         self._starts = np.array([shard.rows[0] for shard in manifest.shards])
         self._open: OrderedDict[str, ShardFile] = OrderedDict()
 
@@ -94,24 +96,68 @@ class Cache:
             asked for. A single row number keeps its dimension.
 
         Raises:
-            AnchorageError: no such site, tier or row.
+            AnchorageError: no such site, tier or row; or the rows differ in length (layout padded): then
+                :meth:`read_list` and :meth:`read_padded` read them.
             IntegrityError: stored bytes do not match their digests.
         """
-        tier = tier or self.tier_of(site)
-        if site not in self.tiers.get(tier, []):
-            raise AnchorageError(f"tier {tier!r} holds no site {site!r}; tiers with it: {self._tiers_with(site)}")
-        indices = self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
-        data = self._gather(tier, site, indices)
+        tier, indices = self._choose(site, rows, tier)
         reduced = self.identity["tiers"][tier]["reduce"] != "none"
+        if self.padded and not reduced:
+            raise AnchorageError(f"tier {tier!r} holds rows of different lengths: use read_list or read_padded")
+        data = self._gather(tier, site, indices)
         return as_tensor(data, self.identity["storage_dtype"], None if reduced else self.identity["seq_len"])
 
+    def read_list(self, site: str, rows: Rows = None, *, tier: str | None = None) -> list[torch.Tensor]:
+        """Read a site's rows, each as long as it is: as :meth:`read`, but a list of ``[tokens, width]``.
+
+        Raises:
+            AnchorageError: as :meth:`read`; or the tier reduces, and so holds no tokens.
+        """
+        tier, indices = self._choose(site, rows, tier)
+        if self.identity["tiers"][tier]["reduce"] != "none":
+            raise AnchorageError(f"tier {tier!r} keeps one value a row, not its tokens: use read")
+        if not self.padded:
+            return list(self.read(site, indices, tier=tier))
+        dtype, (data, width) = self.identity["storage_dtype"], self._gather_list(tier, indices, site)
+        return [as_tensor(row.reshape(-1, width), dtype, None) for row in data]
+
+    def read_padded(
+        self, site: str, rows: Rows = None, *, tier: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read a site's rows, put side by side with zeros after their ends.
+
+        Returns:
+            ``[rows, longest, width]`` in the storage dtype, and a mask, bool ``[rows, longest]``, true at real tokens.
+            A reduction must leave out what is false in it.
+
+        Raises:
+            AnchorageError: as :meth:`read_list`.
+        """
+        values = self.read_list(site, rows, tier=tier)
+        if not values:
+            raise AnchorageError(f"no rows of site {site!r} were asked for, so there is no longest one to pad to")
+        lengths = torch.tensor([len(value) for value in values])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        return torch.nn.utils.rnn.pad_sequence(values, batch_first=True), mask
+
     def tokens(self, rows: Rows = None) -> torch.Tensor:
-        """Token ids of rows, int64 ``[rows, seq_len]``, from the tier that holds most rows."""
-        tier = max(self.tiers, key=self.tier_rows)
-        indices = self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
+        """Token ids of rows, int64 ``[rows, seq_len]``, from the tier that holds most rows.
+
+        Raises:
+            AnchorageError: no such row; or the rows differ in length: then :meth:`token_list` reads them.
+        """
+        if self.padded:
+            raise AnchorageError("the cache holds rows of different lengths: use token_list")
+        tier, indices = self._longest_tier(rows)
         data = self._gather(tier, TOKENS, indices)
-        item = data.shape[1] // self.identity["seq_len"]
-        return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[item]).astype(np.int64))
+        return _as_ids(data, data.shape[1] // self.identity["seq_len"])
+
+    def token_list(self, rows: Rows = None) -> list[torch.Tensor]:
+        """Token ids of rows, each as long as it is: a list of int64 ``[tokens]``."""
+        if not self.padded:
+            return list(self.tokens(rows))
+        data, item = self._gather_list(*self._longest_tier(rows), TOKENS)
+        return [_as_ids(row, item) for row in data]
 
     def close(self) -> None:
         """Close the shard files that reads have opened; a later read opens them again."""
@@ -128,6 +174,16 @@ class Cache:
     def environment(self, row: int) -> dict[str, object]:
         """Where a row was computed: device, threads, versions."""
         return dict(self._shard_of(row).environment)
+
+    def _choose(self, site: str, rows: Rows, tier: str | None) -> tuple[str, np.ndarray]:
+        tier = tier or self.tier_of(site)
+        if site not in self.tiers.get(tier, []):
+            raise AnchorageError(f"tier {tier!r} holds no site {site!r}; tiers with it: {self._tiers_with(site)}")
+        return tier, self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
+
+    def _longest_tier(self, rows: Rows) -> tuple[str, np.ndarray]:
+        tier = max(self.tiers, key=self.tier_rows)
+        return tier, self._indices(rows, self.tier_rows(tier), f"tier {tier!r}")
 
     def _tiers_with(self, site: str) -> list[str]:
         return [tier for tier, sites in self.tiers.items() if site in sites]
@@ -154,18 +210,28 @@ class Cache:
         return indices
 
     def _gather(self, tier: str, name: str, indices: np.ndarray) -> np.ndarray:
-        """Bytes of rows, uint8 ``[rows, bytes a row]``: runs of neighbouring rows are read in file order, each once."""
+        """Bytes of rows of one length, uint8 ``[rows, bytes a row]``."""
         unique, inverse = np.unique(indices, return_inverse=True)
         if not len(unique):
             shard = self._file(self.manifest.shards[0], tier)
             return np.empty((0, shard.file.entries[name].row_bytes), np.uint8)
-        shards = np.searchsorted(self._starts, unique, side="right")
-        cuts = np.flatnonzero((np.diff(unique) != 1) | (np.diff(shards) != 0)) + 1
-        runs = [self._read_run(tier, name, run) for run in np.split(unique, cuts)]
-        data = runs[0] if len(runs) == 1 else np.concatenate(runs)
+        runs = [self._read_run(tier, name, run) for run in self._runs(unique)]
+        data = np.asarray(runs[0]) if len(runs) == 1 else np.concatenate(runs)
         return data if np.array_equal(inverse, np.arange(len(data))) else data[inverse]
 
-    def _read_run(self, tier: str, name: str, run: np.ndarray) -> np.ndarray:
+    def _gather_list(self, tier: str, indices: np.ndarray, name: str) -> tuple[list[np.ndarray], int]:
+        """Bytes of rows that differ in length, uint8 ``[bytes]`` each, and the bytes of a token."""
+        unique, inverse = np.unique(indices, return_inverse=True)
+        data = [row for run in self._runs(unique) if len(run) for row in self._read_run(tier, name, run)]
+        item = self._file(self.manifest.shards[0], tier).file.entries[name].row_bytes
+        return [data[index] for index in inverse], item
+
+    def _runs(self, unique: np.ndarray) -> list[np.ndarray]:
+        """Rows in runs of neighbours within a shard: each is read in file order, at once."""
+        shards = np.searchsorted(self._starts, unique, side="right")
+        return np.split(unique, np.flatnonzero((np.diff(unique) != 1) | (np.diff(shards) != 0)) + 1)
+
+    def _read_run(self, tier: str, name: str, run: np.ndarray) -> np.ndarray | list[np.ndarray]:
         shard = self._shard_of(int(run[0]))
         file = self._file(shard, tier)
         start = int(run[0]) - shard.rows[0]
@@ -189,3 +255,8 @@ class Cache:
             _, oldest = self._open.popitem(last=False)
             oldest.file.close()
         return file
+
+
+def _as_ids(data: np.ndarray, item: int) -> torch.Tensor:
+    """Bytes of token ids of ``item`` bytes each, as int64."""
+    return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[item]).astype(np.int64))
