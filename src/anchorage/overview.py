@@ -6,20 +6,18 @@ No dates: the same results give the same page.
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from anchorage.rst import bullets, image, plain, section, table
 from anchorage.store.identity import check_key
 from anchorage.store.manifest import Manifest, read_manifest
 
-_MARKUP = re.compile(r"[!-/:-@\[-`{-~•‣⁃]")  # ASCII punctuation, and what begins a list
 _ROLES = ".. role:: good\n.. role:: bad\n.. role:: digest\n"
 _NO_VALUE = "\N{EN DASH}"
 
@@ -63,11 +61,6 @@ def describe_run(run: str, files: Mapping[str, Path]) -> str:
     sections.append(_batch_sizes(files["anchor_figure"]))
     # A brace would begin an expression of the template; what that prints is not read as a template again.
     return "\n\n".join(sections).replace("{", "{{ '{' }}") + "\n"
-
-
-def plain(value: object) -> str:
-    """A value as a line of text that reStructuredText shows as it is."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(str(value).split()))
 
 
 def _read_results(files: Mapping[str, Path]) -> _Results:
@@ -119,7 +112,7 @@ def _findings(results: _Results) -> str:
     looked = f"{verify['n_files']:,} files of {verify['n_bytes']:,} bytes, depth {plain(verify['depth'])}: {kinds}."
     rows.append(["Integrity", _verdict(verify), looked])
     faults = [fault for report in (anchor, verify) for fault in report["faults"][:3]]
-    return _section("Findings", _table(["Check", "Verdict", "What was found"], rows), _bullets(faults))
+    return section("Findings", table(["Check", "Verdict", "What was found"], rows), bullets(faults))
 
 
 def _anchoring(anchor: Mapping[str, Any]) -> str:
@@ -175,7 +168,7 @@ def _provenance(results: _Results) -> str:
         ["Device", "; ".join(map(plain, _devices(results)))],
         ["Versions", plain(", ".join(f"{name} {version}" for name, version in model["versions"].items()))],
     ]
-    return _section("Provenance", _table(None, rows))
+    return section("Provenance", table(None, rows))
 
 
 def _devices(results: _Results) -> list[str]:
@@ -209,8 +202,8 @@ def _sweep(sweep: Sequence[Row], figure: Path) -> str:
         "sites), chance, and the best lookup by position or by token id alone."
     )
     head = ["Task", "Best site", "Accuracy", "At embed", "Last site", "Shuffled labels", "Chance"]
-    table = _table([*head, "Position only", "Token only"], [_task_cells(*task) for task in tasks.items()])
-    return _section("Layer sweep", text, table, _image(figure, "accuracy at each site"))
+    table = table([*head, "Position only", "Token only"], [_task_cells(*task) for task in tasks.items()])
+    return section("Layer sweep", text, table, image(figure, "accuracy at each site"))
 
 
 def _task_cells(task: str, sites: Sequence[Row]) -> list[str]:
@@ -232,7 +225,7 @@ def _batch_sizes(figure: Path) -> str:
         "Exact means: on this machine, at the captured batch size. The same rows in batches of other sizes may differ "
         "in the last bits, since kernels choose by shape."
     )
-    return _section("Batch sizes", text, _image(figure, "rows that stay exact at each batch size"))
+    return section("Batch sizes", text, image(figure, "rows that stay exact at each batch size"))
 
 
 def _accuracy(row: Row) -> str:
@@ -251,24 +244,3 @@ def _size(n_bytes: int) -> str:
     power = max((power for power in range(5) if n_bytes >= 1024**power), default=0)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
     return f"{n_bytes / 1024**power:,.{min(power, 2)}f} {unit}"
-
-
-def _section(title: str, *blocks: str) -> str:
-    return "\n\n".join([f"{title}\n{'-' * len(title)}", *(block for block in blocks if block)])
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {plain(line)}" for line in lines)
-
-
-def _table(head: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
-    option = "   :header-rows: 1" if head else "   :stub-columns: 1"
-    lines = ["\n     - ".join([f"   * - {first}", *others]) for first, *others in [*([head] if head else []), *rows]]
-    return "\n".join([".. list-table::", option, "", *lines])
-
-
-def _image(path: Path, alt: str) -> str:
-    kind = {".svg": "svg+xml", ".png": "png"}[path.suffix]
-    # In lines: docutils refuses a document that has a line of over 10,000 characters.
-    data = base64.encodebytes(path.read_bytes()).decode().split()
-    return "\n   ".join([f".. image:: data:image/{kind};base64,", *data, f":alt: {alt}"])

@@ -43,7 +43,7 @@ LAYERS = [
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
     ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers"],
-    ["gate", "overview", "job"],
+    ["gate", "rst", "overview", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 SOURCES = sorted(PACKAGE.rglob("*.py"))

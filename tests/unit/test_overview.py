@@ -15,7 +15,8 @@ import pytest
 from docutils.core import publish_parts
 
 from anchorage.errors import AnchorageError
-from anchorage.overview import describe_run, plain
+from anchorage.overview import describe_run
+from anchorage.rst import plain
 from anchorage.store.manifest import FileRecord, ShardRecord, read_manifest, write_manifest
 
 HOSTILE = "- *a* `b`_ |c| {{ 1 + 1 }} {% d %} {# e #} <script>f</script> \\g h_ :i:`j` https://k.org .. l:: *"
@@ -67,7 +68,7 @@ def files(tmp_path):
     contents = {
         "model": model | {"architecture": architecture, "versions": {"torch": "2.1_x"}},
         "corpus": {"source": "a_/b", "name": None, "revision": "r1", "split": "train", "text_digest": "xd"}
-        | {"rows": 24, "seq_len": 4},
+        | {"rows": 24, "n_tokens": 96},
         "verify": {"key": key, "ok": True, "depth": "full", "n_shards": 3, "n_files": 3, "n_bytes": 3 << 19}
         | {"missing": [], "corrupt": [], "orphans": [], "faults": []},
         "anchor": {"key": key, "ok": True, "exact": exact, "demanded": "bit-equal for 3 rows", "faults": []},
@@ -115,7 +116,7 @@ def test_the_page_tells_findings_and_provenance(files):
     page = show(describe_run("a_run", files))
     for said in (
         "Anchorage: run a_run",
-        "24 rows of 4 tokens through Gpt_Model (2 layers, width 6)",
+        "24 rows, 96 tokens through Gpt_Model (2 layers, width 6)",
         "1.50 MiB in 3 shards",
         "3 rows computed again at 2 sites: 1,234 comparisons, 0 mismatched",
         "Highest resident size 400 MiB in 3 shards; median 30 tokens a second.",

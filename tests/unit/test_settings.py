@@ -48,7 +48,7 @@ def test_the_configurations_in_the_repository_are_right(path):
         ({"corpus__rows": "1024"}, "corpus.rows: input should be a valid integer (found '1024')"),
         ({"corpus__rows": 0}, "corpus.rows: input should be greater than or equal to 1 (found 0)"),
         ({"corpus__bos": "no"}, "corpus.bos: input should be a valid boolean"),
-        ({"corpus__layout": "padded"}, "corpus.layout: input should be 'packed'"),
+        ({"corpus__layout": "paded"}, "corpus.layout: input should be 'packed' or 'padded'"),
         ({"capture__shard_rows": 100}, "capture.shard_rows: must be a multiple of batch_rows (16); 96 would do"),
         ({"capture__storage_dtype": "fp16"}, "capture.storage_dtype: input should be 'float32'"),
         ({"capture__threads": 0}, "capture.threads: must be 'auto' or a count"),
