@@ -75,8 +75,8 @@ def _read_results(files: Mapping[str, Path]) -> _Results:
     for name in ("verify", "anchor", "controls"):
         if name in files:
             check_key(str(files[name]), facts[name]["key"], manifest.key)
-    for name, table in tables.items():
-        for row in table:
+    for name, lines in tables.items():
+        for row in lines:
             check_key(str(files[name]), row["key"], manifest.key)
     return _Results(**facts, **tables, manifest=manifest)
 
@@ -202,8 +202,8 @@ def _sweep(sweep: Sequence[Row], figure: Path) -> str:
         "sites), chance, and the best lookup by position or by token id alone."
     )
     head = ["Task", "Best site", "Accuracy", "At embed", "Last site", "Shuffled labels", "Chance"]
-    table = table([*head, "Position only", "Token only"], [_task_cells(*task) for task in tasks.items()])
-    return section("Layer sweep", text, table, image(figure, "accuracy at each site"))
+    cells = table([*head, "Position only", "Token only"], [_task_cells(*task) for task in tasks.items()])
+    return section("Layer sweep", text, cells, image(figure, "accuracy at each site"))
 
 
 def _task_cells(task: str, sites: Sequence[Row]) -> list[str]:
