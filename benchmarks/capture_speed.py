@@ -23,7 +23,8 @@ import numpy as np
 import torch
 import yaml
 
-from anchorage.capture import Capturer, capture_shards
+from anchorage.capture import capture_shards
+from anchorage.capturer import Capturer
 from anchorage.model import load_trunk
 from anchorage.plan import Plan, load_plan
 from anchorage.settings import load_settings

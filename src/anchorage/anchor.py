@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from anchorage.capture import Capturer
+from anchorage.capturer import Capturer
 from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan
 from anchorage.store.format import STORAGE_DTYPES, ShardBuffer, TierShape

@@ -12,77 +12,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from tqdm import tqdm
 
-from anchorage.errors import CaptureError
+from anchorage.capturer import Capturer
 from anchorage.memory import measure_memory, process_name
 from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan, check_space
-from anchorage.reduction import reduce_rows
 from anchorage.store.format import ShardBuffer, TierShape, shard_metadata
 from anchorage.store.manifest import ShardRecord, write_manifest
 from anchorage.store.prune import superseded_keys
 from anchorage.store.staging import Staging
-from anchorage.trunk import Site, SiteReader, Trunk, find_sites, probe_sites, trimmed
 
 Log = Callable[[str], None]
-
-
-class Capturer:
-    """A loaded model and the sites to be read from it; fills buffers, one forward pass a batch.
-
-    Args:
-        trunk: the model without its head.
-        names: site names of all tiers.
-        device: where the model lies.
-    """
-
-    def __init__(self, trunk: Trunk, names: Sequence[str], device: str) -> None:
-        self.trunk, self.device = trunk, device
-        self.sites, self.widths = probe_sites(trunk, find_sites(trunk, names), device)
-        self._readers: dict[frozenset[str], SiteReader] = {}
-
-    def fill(
-        self,
-        tokens: np.ndarray,
-        targets: Mapping[str, tuple[ShardBuffer, slice]],
-        first_row: int,
-        lengths: Sequence[int] | None = None,
-    ) -> None:
-        """Run one batch and put what each tier keeps of it into the tiers' buffers.
-
-        Args:
-            tokens: token ids ``[rows, seq_len]``.
-            targets: by tier, its buffer and the buffer's rows to fill: the first ones of the batch.
-            first_row: global number of the batch's first row, for messages.
-            lengths: real tokens of each row where rows are padded.
-
-        Raises:
-            CaptureError: a value does not fit the storage dtype, or the model itself gives inf or NaN.
-        """
-
-        for buffer, rows in targets.values():
-            buffer.put_tokens(tokens[: rows.stop - rows.start], rows.start, lengths)
-
-        def take(site: Site, value: torch.Tensor) -> None:
-            for buffer, rows in targets.values():
-                if site.name in buffer.shape.widths:
-                    n_rows, shape = rows.stop - rows.start, buffer.shape
-                    kept = reduce_rows(value[:n_rows], shape.reduce, None if lengths is None else lengths[:n_rows])
-                    stored = buffer.rows_of(site.name, rows)
-                    stored.copy_(kept)
-                    _check_fits(kept, stored, site.name, first_row, lengths if shape.ragged else None)
-
-        wanted = frozenset(site for buffer, _ in targets.values() for site in buffer.shape.widths)
-        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
-        sites = [site for site in self.sites if site.name in wanted]
-        # Nothing past the deepest wanted site is computed; the values of the others do not change by a bit.
-        with trimmed(self.trunk, max(site.depth for site in sites)):
-            if wanted not in self._readers:
-                self._readers[wanted] = SiteReader(self.trunk, sites)
-            self._readers[wanted].read(ids, take, lengths)
 
 
 def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
@@ -120,7 +61,8 @@ def capture_part(plan: Plan, part: int, *, part_path: Path, log: Log) -> None:
 def _load_capturer(plan: Plan) -> Capturer:
     """Load the model, if there is room for what it will give."""
     check_space(plan, dict.fromkeys(plan.sites, plan.facts["architecture"]["width"]))
-    capturer = Capturer(load_trunk(plan.facts, plan.settings.model), plan.sites, plan.facts["device"])
+    trunk, overlap = load_trunk(plan.facts, plan.settings.model), plan.settings.capture.overlap_copies
+    capturer = Capturer(trunk, plan.sites, plan.facts["device"], overlap=overlap)
     check_space(plan, capturer.widths)  # again: a raw module path may have a width of its own
     return capturer
 
@@ -142,7 +84,10 @@ def capture_shards(
     """
     shapes, max_rows = plan.shapes(capturer.widths), min(plan.layout.shard_rows, plan.layout.n_rows)
     # Two sets of buffers, in turn: the only memory that shards take, however many there are.
-    buffers = [{tier: ShardBuffer(shape, max_rows) for tier, shape in shapes.items()} for _ in shards[:2]]
+    buffers = [
+        {tier: ShardBuffer(shape, max_rows, pinned=capturer.overlaps) for tier, shape in shapes.items()}
+        for _ in shards[:2]
+    ]
     n_tokens = sum(plan.n_tokens(plan.layout.shard_rows_range(shard)) for shard in shards)
     committer, records = _Committer(plan, staging, n_tokens=n_tokens, log=log), {}
     pending: Future[ShardRecord] | None = None
@@ -233,32 +178,3 @@ def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float
         "tokens_per_s": round(n_tokens / shard_s, 1),
     }
     return line | measure_memory(plan.facts["device"]) | {name: round(value, 4) for name, value in times.items()}
-
-
-def _check_fits(
-    value: torch.Tensor, stored: torch.Tensor, site: str, first_row: int, lengths: Sequence[int] | None = None
-) -> None:
-    """Refuse a value that is not finite, or that the storage dtype turned into infinity.
-
-    With ``lengths``, the values are ``[tokens, width]``, row after row.
-    """
-    low, high = torch.aminmax(value)
-    limit = torch.finfo(stored.dtype).max
-    if -low.item() <= limit and high.item() <= limit:  # false for NaN too
-        return
-    bad = ~torch.isfinite(stored).flatten(1).all(dim=1)
-    if not bad.any():  # rounded down to the largest finite value: within half a unit in the last place
-        return
-    index = int(bad.nonzero()[0])
-    row, dtype = value[index].float(), str(stored.dtype).removeprefix("torch.")
-    if lengths is not None:
-        index = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
-    where = f"site {site}, row {first_row + index}"
-    if not torch.isfinite(row).all():
-        raise CaptureError(
-            f"{where}: the model itself gives inf or NaN; nothing of this shard is stored. Check the model."
-        )
-    raise CaptureError(
-        f"{where}: maximum {row.abs().max().item():.6g} is beyond {dtype}'s {limit:.6g}; none of this shard is stored. "
-        "Set capture.storage_dtype to bfloat16 or float32."
-    )

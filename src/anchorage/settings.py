@@ -80,6 +80,7 @@ class CaptureSettings(_Section):
     staging_dir: str | None = Field(
         None, min_length=1, description="Runs keep shards below it; null is results/{run}/staging."
     )
+    overlap_copies: bool = Field(False, description="On a GPU, copy to the host beside the forward pass.")
     tiers: dict[str, TierSettings] = Field(min_length=1)
 
     @field_validator("threads")

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anchorage import capture as capture_module
+from anchorage.capturer import Capturer, _check_fits
 from anchorage.durable import read_lines
 from anchorage.errors import AnchorageError, CaptureError, CorpusError, SettingsError, SiteError
 from anchorage.memory import COLUMNS, write_memory_table
@@ -138,12 +139,12 @@ def test_a_model_that_gives_nan_is_named(tmp_path):
 def test_the_largest_float16_is_stored(tmp_path):
     value, stored = torch.full((1, 1, 1), 65519.0), torch.empty((1, 1, 1), dtype=torch.float16)
     stored.copy_(value)
-    capture_module._check_fits(value, stored, "embed", 0)  # rounds down: still finite
+    _check_fits(value, stored, "embed", 0)  # rounds down: still finite
     assert stored.item() == 65504
     value += 1
     stored.copy_(value)
     with pytest.raises(CaptureError, match="row 7"):
-        capture_module._check_fits(value, stored, "embed", 7)
+        _check_fits(value, stored, "embed", 7)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_the_largest_float16_is_stored(tmp_path):
     ],
 )
 def test_what_does_not_fit_the_model_is_told_before_any_forward_pass(tmp_path, monkeypatch, changes, error, said):
-    monkeypatch.setattr(capture_module.Capturer, "fill", None)
+    monkeypatch.setattr(Capturer, "fill", None)
     with pytest.raises(error, match=said):
         capture(build_plan(tmp_path, **changes), tmp_path / "cache")
 

@@ -108,14 +108,20 @@ class ShardBuffer:
     Rows come in order from 0, their tokens (:meth:`put_tokens`) before their activations: they tell how long padded
     rows are. Row digests are made as rows come in: xxh3_64 of each (site, row), and of each row of token ids in the
     last line.
+
+    Args:
+        shape: of the tier.
+        max_rows: rows of a full shard.
+        pinned: locked into memory, so that a GPU copies into it beside its other work.
     """
 
-    def __init__(self, shape: TierShape, max_rows: int) -> None:
+    def __init__(self, shape: TierShape, max_rows: int, *, pinned: bool = False) -> None:
         self.shape = shape
         dtype, max_tokens = STORAGE_DTYPES[shape.storage_dtype], max_rows * shape.seq_len
         # Pages that short rows leave untouched take no memory.
         self._sites = {
-            site: torch.empty(shape.site_shape(site, max_rows, max_tokens), dtype=dtype) for site in shape.widths
+            site: torch.empty(shape.site_shape(site, max_rows, max_tokens), dtype=dtype, pin_memory=pinned)
+            for site in shape.widths
         }
         self._tokens = np.empty(max_tokens, dtype=shape.token_dtype)
         self._offsets = np.arange(max_rows + 1) * shape.seq_len
