@@ -6,6 +6,7 @@ order and publishes when the part is whole.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from anchorage.capturer import Capturer
-from anchorage.memory import measure_memory, process_name
+from anchorage.memory import measure_batch, measure_memory, process_name
 from anchorage.model import describe_environment, load_trunk
 from anchorage.plan import Plan, check_space
 from anchorage.store.format import ShardBuffer, TierShape, shard_metadata
@@ -96,12 +97,12 @@ def capture_shards(
         ThreadPoolExecutor(1, "writer") as writer,
     ):
         for index, shard in enumerate(shards):
-            times = _fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
+            batches = _fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
             started = time.perf_counter()
             if pending is not None:
                 records[shards[index - 1]] = pending.result()  # a failed write ends the capture here
-            times["wait_s"] = time.perf_counter() - started
-            pending = writer.submit(committer.commit, shard, buffers[index % 2], times)
+            wait_s = time.perf_counter() - started
+            pending = writer.submit(committer.commit, shard, buffers[index % 2], batches, wait_s)
         if pending is not None:
             records[shards[-1]] = pending.result()
     return records
@@ -114,15 +115,19 @@ class _Committer:
         self._plan, self._staging, self._log = plan, staging, log
         self._environment = describe_environment(plan.facts)
         self._n_tokens, self._n_done, self._begun = n_tokens, 0, time.perf_counter()
+        self._append_s = 0.0
 
-    def commit(self, shard: int, buffers: Mapping[str, ShardBuffer], times: dict[str, float]) -> ShardRecord:
+    def commit(
+        self, shard: int, buffers: Mapping[str, ShardBuffer], batches: Sequence[Mapping[str, Any]], wait_s: float
+    ) -> ShardRecord:
         started = time.perf_counter()
         tiers = self._plan.layout.shard_tiers(shard)
         metadata = {tier: self._metadata(tier, shard, buffers[tier].shape) for tier in tiers}
         files = self._staging.write_files(shard, buffers, metadata)
-        times["write_s"] = time.perf_counter() - started
-        # Before the journal line: killed in between, the shard is made and logged again, never kept without its line.
-        self._staging.log_memory(_memory_line(self._plan, self._staging.part, shard=shard, times=times))
+        times = {name: sum(batch[name] for batch in batches) for name in ("forward_s", "hash_s", "memory_log_s")}
+        times |= {"wait_s": wait_s, "write_s": time.perf_counter() - started}
+        # Before the journal line: killed in between, the shard is made and logged again, never kept without its lines.
+        self._log_memory(shard, times, batches)
         record = self._staging.commit(shard, files, environment=self._environment)
         rows = self._plan.layout.shard_rows_range(shard)
         self._n_done += self._plan.n_tokens(rows)
@@ -134,6 +139,17 @@ class _Committer:
         )
         return record
 
+    def _log_memory(self, shard: int, times: Mapping[str, float], batches: Sequence[Mapping[str, Any]]) -> None:
+        started = time.perf_counter()
+        line = _memory_line(self._plan, self._staging.part, shard=shard, times=times)
+        shared = {name: line[name] for name in ("time", "part", "process", "shard")}
+        self._staging.log_batches(shared | {"batches": batches})
+        logged = time.perf_counter()
+        # A line cannot hold the time of its own append: that is in the next shard's.
+        line["memory_log_s"] = round(times["memory_log_s"] + self._append_s + logged - started, 4)
+        self._staging.log_memory(line)
+        self._append_s = time.perf_counter() - logged
+
     def _metadata(self, tier: str, shard: int, shape: TierShape) -> dict[str, Any]:
         rows = self._plan.layout.tier_shard_rows(tier, shard)
         digest = self._plan.tokens_digest(rows)
@@ -142,10 +158,10 @@ class _Committer:
 
 def _fill_shard(
     plan: Plan, capturer: Capturer, *, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
-) -> dict[str, float]:
-    """Run a shard's batches. Returns the seconds spent in forward passes and in digests."""
+) -> list[dict[str, Any]]:
+    """Run a shard's batches. Returns an entry of the batch log for each: memory after it, and where its time went."""
     layout, shard_start = plan.layout, plan.layout.shard_rows_range(shard).start
-    forward_s = hash_s = 0.0
+    batches = []
     for batch in layout.batches(layout.shard_rows_range(shard)):
         targets = {}
         for tier in layout.shard_tiers(shard):
@@ -158,9 +174,17 @@ def _fill_shard(
         for buffer, rows in targets.values():
             for site in buffer.shape.widths:
                 buffer.seal(site, rows)
-        forward_s, hash_s = forward_s + filled - started, hash_s + time.perf_counter() - filled
-        bar.update(plan.n_tokens(batch))
-    return {"forward_s": forward_s, "hash_s": hash_s}
+        sealed = time.perf_counter()
+        # Read here: the writer's thread is a shard behind.
+        memory = measure_batch(capturer.device)
+        ends = (started, filled, sealed, time.perf_counter())
+        seconds = (round(stop - start, 6) for start, stop in itertools.pairwise(ends))
+        times = dict(zip(("forward_s", "hash_s", "memory_log_s"), seconds, strict=True))
+        n_tokens = plan.n_tokens(batch)
+        place = {"batch": batch.start // layout.batch_rows, "rows": len(batch), "rows_total": batch.stop}
+        batches.append({**place, "tokens": n_tokens, **memory, **times})
+        bar.update(n_tokens)
+    return batches
 
 
 def _memory_line(plan: Plan, part: int, *, shard: int, times: Mapping[str, float]) -> dict[str, Any]:

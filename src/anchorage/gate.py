@@ -6,10 +6,12 @@ A check writes its report whatever it finds; were it to fail itself, Snakemake w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from anchorage.durable import write_bytes
 from anchorage.errors import AnchorageError
+from anchorage.leak import REMEDY
 from anchorage.store.identity import check_key
 from anchorage.store.manifest import read_manifest
 
@@ -19,11 +21,17 @@ _REMEDIES = {
     "to check again: snakemake --forcerun anchor_cache. To capture anew: make clean.",
     "controls": "The design of a matched task lets something but the hidden states tell the answer: its accuracies "
     "mean nothing. Look at the task's cells (src/anchorage/probe/tasks) and at the matching (probe/design.py).",
+    "memory": REMEDY,
 }
 
 
-def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path) -> None:
+def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path, log: Callable[[str], None]) -> None:
     """Write the gate's file if a report is good and belongs to the present cache.
+
+    Args:
+        report_path, manifest_path: what is looked at.
+        gate_path: gets the capture key.
+        log: is told that the check passed, and of what its report warns none the less.
 
     Raises:
         AnchorageError: the report lists faults, or belongs to another capture key.
@@ -35,3 +43,6 @@ def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path) -> None:
     key = read_manifest(manifest_path).key
     check_key(str(report_path), report["key"], key)
     write_bytes(gate_path, f"{key}\n".encode())
+    log(f"{report_path.stem}: passed")
+    if warning := report.get("warning"):
+        log(warning)

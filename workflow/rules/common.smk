@@ -82,7 +82,14 @@ ANCHOR_RESULTS = [
     f"{RESULTS}/anchor_batches.png",
     f"{RESULTS}/gates/anchor.ok",
 ]
-MEMORY_RESULTS = [f"{RESULTS}/memory.csv"]
+MEMORY_RESULTS = [
+    f"{RESULTS}/memory.csv",
+    f"{RESULTS}/memory_batches.csv",
+    f"{RESULTS}/memory.json",
+    f"{RESULTS}/memory.svg",
+    f"{RESULTS}/memory.png",
+    f"{RESULTS}/gates/memory.ok",
+]
 PROBE_TASKS = settings.probe.tasks if settings.probe else []
 SITE_GROUPS = group_sites(PROBE_SITES)
 PROBE_FILES = [

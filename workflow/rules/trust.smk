@@ -1,4 +1,4 @@
-# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.csv, and a gate for each check.
+# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.*, memory_batches.csv, and a gate for each check.
 # Guarantees: a check always writes its report; its gate fails the workflow on it.
 
 
@@ -61,7 +61,7 @@ rule gate:
     log:
         f"{LOGS}/gate_{{check}}.log",
     wildcard_constraints:
-        check="verify|anchor|controls",
+        check="verify|anchor|memory|controls",
     conda:
         ENVIRONMENT
     params:
@@ -93,12 +93,13 @@ rule table_memory:
     input:
         f"{CACHE}/{MANIFEST}",
     output:
-        report(
+        shards=report(
             f"{RESULTS}/memory.csv",
             caption="../report/memory.rst",
             category="2 Memory",
             labels={"result": "Memory and time of each shard (CSV)"},
         ),
+        batches=f"{RESULTS}/memory_batches.csv",
     log:
         f"{LOGS}/table_memory.log",
     conda:
@@ -107,3 +108,48 @@ rule table_memory:
         decides=DECIDES,
     script:
         "../scripts/table_memory.py"
+
+
+rule judge_memory:
+    input:
+        manifest=f"{CACHE}/{MANIFEST}",
+        shards=f"{RESULTS}/memory.csv",
+        batches=f"{RESULTS}/memory_batches.csv",
+    output:
+        report(
+            f"{RESULTS}/memory.json",
+            caption="../report/memory.rst",
+            category="2 Memory",
+            labels={"result": "Does memory grow with the rows? (JSON)"},
+        ),
+    log:
+        f"{LOGS}/judge_memory.log",
+    conda:
+        ENVIRONMENT
+    params:
+        decides=DECIDES,
+        memory=settings.memory.model_dump(),
+        forecast_rows=settings.forecast_rows,
+    script:
+        "../scripts/judge_memory.py"
+
+
+rule plot_memory:
+    input:
+        shards=f"{RESULTS}/memory.csv",
+        batches=f"{RESULTS}/memory_batches.csv",
+        verdict=f"{RESULTS}/memory.json",
+    output:
+        report(
+            f"{RESULTS}/memory.svg",
+            caption="../report/memory.rst",
+            category="2 Memory",
+            labels={"result": "Memory over the rows (figure)"},
+        ),
+        f"{RESULTS}/memory.png",
+    log:
+        f"{LOGS}/plot_memory.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/plot_memory.py"

@@ -41,3 +41,8 @@ def journal(part: int | str) -> str:
 def memory_log(part: int | str) -> str:
     """A part's record of memory and times, a line a shard."""
     return f"memory-part-{part}.jsonl"
+
+
+def batch_log(part: int | str) -> str:
+    """A part's record of memory and times of every batch, a line a shard."""
+    return f"memory-batches-part-{part}.jsonl"

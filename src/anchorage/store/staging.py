@@ -113,6 +113,10 @@ class Staging:
         """Keep a line of the memory log."""
         durable.append_line(self.folder / names.memory_log(self.part), canonical_json(line))
 
+    def log_batches(self, line: Mapping[str, Any]) -> None:
+        """Keep a line of the batch log: all batches of a shard."""
+        durable.append_line(self.folder / names.batch_log(self.part), canonical_json(line))
+
     def publish(self, records: Mapping[int, ShardRecord], cache: Path) -> list[ShardRecord]:
         """Hard-link the part's shards into the cache folder. The manifest there is withdrawn first: from here on it
         names files that may be replaced.
