@@ -27,7 +27,7 @@ from anchorage.probe.design import Side, design_task, make_design
 from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
 from anchorage.probe.labels import Labels
-from anchorage.probe.site import _merits, fit_sites
+from anchorage.probe.site import _merits, fit_site, fit_sites
 from anchorage.probe.solver import Tokens, decide
 from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
 from anchorage.settings import ProbeSettings
@@ -164,6 +164,22 @@ def test_a_planted_feature_is_found_where_it_is_and_nowhere_else(cache):
     assert found["attn.0"] > 0.85
     assert abs(found["embed"] - 0.5) < 0.15
     assert abs(found["block.0"] - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("solver", ["full-batch", "adam"])
+def test_a_leak_of_labels_shows_on_the_true_labels_alone(cache, tmp_path, quick, solver):
+    settings = ProbeSettings(tier="tokens", solver=solver)
+    design = design_task(cache, "duplicate-token", settings=settings, seed=0)
+    leaky = dataclasses.replace(design, train=dataclasses.replace(design.train, shuffled=design.train.labels))
+    found = {
+        name: fit_site(
+            cache, "attn.0", design=tokens, settings=settings, seed=0, folder=tmp_path / name, log=lambda line: None
+        )
+        for name, tokens in (("sound", design), ("leaky", leaky))
+    }
+    assert found["leaky"]["shuffled_true_accuracy"] == found["leaky"]["accuracy"] > 0.85
+    assert abs(found["leaky"]["shuffled_accuracy"] - 0.5) < 0.15  # by construction
+    assert abs(found["sound"]["shuffled_true_accuracy"] - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("best_is", ["strong", "weak"])

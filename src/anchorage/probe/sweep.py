@@ -18,7 +18,7 @@ from anchorage.store.reader import Cache
 
 COLUMNS = [
     "key", "task", "site", "site_index", "accuracy", "low", "high",
-    "shuffled_accuracy", "shuffled_low", "shuffled_high", "chance",
+    "shuffled_accuracy", "shuffled_low", "shuffled_high", "shuffled_true_accuracy", "chance",
     "balanced_accuracy", "auc", "macro_f1", "penalty", "n_iterations", "converged", "n_train", "n_test",
     "n_train_rows", "n_test_rows", "position_only_accuracy", "token_only_accuracy", "warning",
 ]  # fmt: skip
