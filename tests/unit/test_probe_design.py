@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from anchorage import digest as digest_module
 from anchorage.errors import AnchorageError, SettingsError
 from anchorage.probe import design as design_module
 from anchorage.probe import labels as labels_module
@@ -31,7 +32,7 @@ from anchorage.probe.design import (
     lookup_accuracy,
     make_design,
 )
-from anchorage.probe.labels import Labels, check_tasks, code_digest, known_tasks, label_tokens
+from anchorage.probe.labels import Labels, check_tasks, known_tasks, label_tokens, task_digest
 
 TASKS = ["duplicate-token", "position", "previous-token"]
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -186,26 +187,28 @@ def test_wrong_tasks_are_named_all_at_once():
     assert said.count("twice") == 1
 
 
-def test_the_code_digest_is_of_the_shared_modules_and_the_task_itself(tmp_path, monkeypatch):
-    folder = tmp_path / "probe"
-    shutil.copytree(Path(labels_module.__file__).parent, folder)
-    genuine = {task: code_digest(task) for task in TASKS}
+def test_the_task_digest_is_of_the_shared_modules_and_the_task_itself(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    shutil.copytree(Path(digest_module.__file__).parent, package)
+    folder = package / "probe"
+    genuine = {task: task_digest(task) for task in TASKS}
     assert len(set(genuine.values())) == 3
-    monkeypatch.setattr(labels_module, "_PROBE_FOLDER", folder)
-    monkeypatch.setattr(labels_module, "_TASK_FOLDER", folder / "tasks")
-    assert {task: code_digest(task) for task in TASKS} == genuine  # of content, not of place
+    monkeypatch.setattr(digest_module, "_PACKAGE", package)
+    monkeypatch.setattr(labels_module, "_FOLDER", folder)
+    assert {task: task_digest(task) for task in TASKS} == genuine  # of content, not of place
 
     def changed_by_an_edit_of(name: str) -> set[str]:
-        before = {task: code_digest(task) for task in TASKS}
+        before = {task: task_digest(task) for task in TASKS}
         with open(folder / name, "a") as file:
             file.write("# an edit\n")
-        return {task for task in TASKS if code_digest(task) != before[task]}
+        return {task for task in TASKS if task_digest(task) != before[task]}
 
     assert changed_by_an_edit_of("tasks/position.py") == {"position"}
     assert changed_by_an_edit_of("tasks/duplicate_token.py") == {"duplicate-token"}
     assert changed_by_an_edit_of("solver.py") == set(TASKS)
+    assert changed_by_an_edit_of("sweep.py") == set()
     (folder / "tasks/another.py").touch()
-    assert {task: code_digest(task) for task in TASKS} != genuine  # as the edits left it
+    assert {task: task_digest(task) for task in TASKS} != genuine  # as the edits left it
     assert changed_by_an_edit_of("tasks/another.py") == set()
 
 

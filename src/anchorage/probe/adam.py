@@ -20,7 +20,7 @@ from tqdm import tqdm
 from anchorage.checkpoint import Checkpointer
 from anchorage.digest import digest_bytes, digest_value
 from anchorage.probe.design import Design
-from anchorage.probe.labels import code_digest
+from anchorage.probe.labels import task_digest
 from anchorage.probe.tokenstream import TokenStream
 from anchorage.store.reader import Cache
 
@@ -110,7 +110,7 @@ def _identity(cache: Cache, tier: str, *, site: str, design: Design) -> dict[str
         "task": design.task,
         "site": site,
         "tokens": digest_bytes(train.tobytes()),
-        "code": code_digest(design.task),
+        "code": task_digest(design.task),
     }
 
 
