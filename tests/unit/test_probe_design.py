@@ -389,8 +389,10 @@ def test_chance_is_the_test_share_of_the_class_most_frequent_in_training(monkeyp
 def test_too_few_tokens_give_a_warning_with_the_rows_needed(monkeypatch, n_rows, n_train, n_test, wanted):
     values = np.full((n_rows, 40), -1)
     for start, n in ((0, n_train), (n_rows // 2, n_test)):
-        half = values[start : start + n_rows // 2].reshape(-1)  # a view of whole rows
-        half[:n] = np.arange(n) % 2
+        half = values[
+            start : start + n_rows // 2
+        ].T  # all rows' first tokens first: they stand in as many rows as can be
+        half.flat[:n] = np.arange(n) % 2
     made_up(monkeypatch, Labels(values, ("a", "b")))
     warnings = make("made-up", values, test_fraction=0.5).warnings
     if wanted is None:
@@ -399,7 +401,60 @@ def test_too_few_tokens_give_a_warning_with_the_rows_needed(monkeypatch, n_rows,
         (warning,) = warnings
         assert f"only {n_train} training and {n_test} test tokens are left of {n_rows} rows" in warning
         assert f"about {wanted} rows would give the 1000 and 400" in warning
-        assert make("made-up", values, test_fraction=0.5, max_tokens=50).warnings == [warning]  # of what was found
+        limited = make("made-up", values, test_fraction=0.5, max_tokens=50).warnings
+        assert limited[0] == warning  # of what was found
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "test_fraction", "left", "wanted"),
+    [
+        (1000, 0.5, None, None),
+        (999, 0.5, "999 training and 999 test", "1000"),
+        (1199, 0.25, "1199 training and 400 test", None),
+        (1000, 0.25, "1000 training and 333 test", "1202"),
+        (500, 0.25, "500 training and 167 test", "1198"),
+        (None, 0.25, None, None),
+    ],
+)
+def test_a_limit_that_leaves_too_few_tokens_gives_a_warning_with_one_that_would_do(
+    max_tokens, test_fraction, left, wanted
+):
+    tokens = draw_tokens(n_rows=400)
+    warnings = make("position", tokens, max_tokens=max_tokens, test_fraction=test_fraction).warnings
+    if wanted is None:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"probe.max_tokens leaves only {left} tokens; about {wanted} would leave the 1000 and 400" in warning
+
+
+@pytest.mark.parametrize(("n_rows", "found", "wanted"), [(80, 20, None), (76, 19, 80), (53, 13, 82), (10, 2, 100)])
+def test_too_few_test_rows_give_a_warning_with_the_rows_needed(n_rows, found, wanted):
+    tokens = draw_tokens(n_rows=n_rows, seq_len=500)  # of tokens there are enough
+    for max_tokens in (None, 1600):
+        warnings = make("position", tokens, max_tokens=max_tokens).warnings
+        if wanted is None:
+            assert warnings == []
+        else:
+            (warning,) = warnings
+            assert (
+                f"stand in only {found} rows, from which intervals come out too narrow; about {wanted} rows" in warning
+            )
+
+
+def test_rows_without_a_test_token_do_not_count(monkeypatch):
+    values = np.arange(80 * 200).reshape(80, 200) % 2
+    values[65:] = -1
+    made_up(monkeypatch, Labels(values, ("a", "b")))
+    assert "stand in only 5 rows" in make("made-up", values).warnings[0]
+
+
+@pytest.mark.parametrize(("task", "n_classes"), [("duplicate-token", 2), ("previous-token", 16), ("position", 8)])
+def test_a_limit_below_one_token_a_class_is_refused(task, n_classes):
+    tokens = draw_tokens(n_rows=400)
+    with pytest.raises(SettingsError, match=f"max_tokens is {n_classes - 1}, and the task has {n_classes} classes"):
+        make(task, tokens, max_tokens=n_classes - 1)
+    assert len(make(task, tokens, max_tokens=n_classes).train) == n_classes
 
 
 @pytest.mark.parametrize(

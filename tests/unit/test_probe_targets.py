@@ -124,7 +124,7 @@ def test_a_tier_of_one_row_is_refused_and_of_two_is_not():
         ({"tir": "few"}, r"probe\.tir: unknown key; did you mean tier"),
         ({"test_fraction": 1.0}, r"probe\.test_fraction: input should be less than 1"),
         ({"test_fraction": 0.0}, r"probe\.test_fraction: input should be greater than 0"),
-        ({"max_tokens": 0}, r"probe\.max_tokens: input should be greater than or equal to 1"),
+        ({"max_tokens": 1}, r"probe\.max_tokens: input should be greater than or equal to 2"),
         ({"solver": "sgd"}, r"probe\.solver"),
         ({"tasks": []}, r"probe\.tasks"),
     ],
