@@ -32,7 +32,7 @@ LAYERS = [
     ["textsource", "corpusfile", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
-    ["plan", "memory", "reduction", "capture", "anchor", "outliers", "checkpoint"],
+    ["plan", "memory", "reduction", "capture", "anchor", "outliers", "statetree", "checkpoint"],
     [
         "probe.labels",
         "probe.targets",
