@@ -9,6 +9,7 @@ damaged is parsed. No pickle: nothing in a checkpoint can run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -32,6 +33,7 @@ from anchorage.statetree import StateTree, decode_state
 
 CHECKPOINT_FORMAT = "anchorage-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})\.(json|safetensors)")
+_REMEDY = "The checkpoint before it is tried."
 _SEAL, _SEAL_BYTES = '{"xxh3_128": "', 14 + 32
 # How to read a state, and how to set it. CUDA's are read only once it is in use: asking earlier would set it up.
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
@@ -112,7 +114,8 @@ class Checkpointer:
     def steps(self, n: int) -> Iterator[int]:
         """Yield the numbers of the steps still to do, up to ``n - 1``; save after every ``every``-th and the last.
 
-        Leaving the loop early, by ``break`` or an error, saves nothing: the step at work may be half done.
+        Leaving the loop early, by ``break`` or an error, saves nothing: the step at work may be half done. Where more
+        than ``n`` steps are done already none is left, and the log says so: the objects are those of a later step.
 
         Raises:
             OSError: a checkpoint could not be written; those before it stand.
@@ -123,6 +126,8 @@ class Checkpointer:
         for name, state in self._random.items():
             _RANDOM[name][1](state)
         self._random = {}
+        if n < self._step:
+            self._log(f"no step up to {n} is left: {self.folder} is at step {self._step}, and so are the objects")
         while self._step < n:
             yield self._step
             self._step += 1
@@ -179,14 +184,14 @@ class Checkpointer:
     def _read(self, step: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A checkpoint's body and tensors; IntegrityError unless every byte of both files is as written."""
         file = self._path(step, "json")
-        data = file.read_bytes()
+        data = _read_bytes(file)
         _expect(file, f"{_SEAL}{digest_bytes(data[_SEAL_BYTES:])}", data[:_SEAL_BYTES].decode(errors="replace"))
         body = json.loads(data)
         if body["format"] != CHECKPOINT_FORMAT:
             raise AnchorageError(f"{file} has format {body['format']!r}; this version reads {CHECKPOINT_FORMAT!r} only")
         _expect(file, f"step {step}", f"step {body['step']}")
         file = self._path(step, "safetensors")
-        data = file.read_bytes() if file.exists() else b""
+        data = _read_bytes(file) if file.exists() else b""
         _expect(file, f"{body['tensors_bytes']} bytes", f"{len(data)} bytes")
         _expect(file, body["tensors_xxh3_128"], digest_bytes(data))
         tensors = safetensors.torch.load(data)
@@ -220,6 +225,16 @@ def _access(name: str, thing: Any) -> _Access:
         raise AnchorageError(f"{name} cannot be saved: {error}") from None
 
 
+def _read_bytes(file: Path) -> bytes:
+    """A file's bytes; a disk that cannot give them has damaged them."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:  # no permission, say: a checkpoint may be whole, and must not be removed
+            raise
+        raise IntegrityError(file, expected="a file that can be read", found=error.strerror, remedy=_REMEDY) from None
+
+
 def _expect(file: Path, expected: str, found: str) -> None:
     if expected != found:
-        raise IntegrityError(file, expected=expected, found=found, remedy="The checkpoint before it is tried.")
+        raise IntegrityError(file, expected=expected, found=found, remedy=_REMEDY)

@@ -104,8 +104,8 @@ class Design:
         if self.n_found_rows < MIN_TEST_ROWS:
             found.append(
                 f"the test tokens stand in only {self.n_found_rows} rows, from which intervals come out too narrow; "
-                f"about {_scale(self.n_rows, MIN_TEST_ROWS, self.n_found_rows)} rows would give the {MIN_TEST_ROWS} that "
-                "are wanted at least"
+                f"about {_scale(self.n_rows, MIN_TEST_ROWS, self.n_found_rows)} rows would give the {MIN_TEST_ROWS} "
+                "that are wanted at least"
             )
         kept_train, kept_test = len(self.train), len(self.test)
         if kept_train < min(MIN_TRAIN_TOKENS, n_train) or kept_test < min(MIN_TEST_TOKENS, n_test):
