@@ -9,15 +9,14 @@ damaged is parsed. No pickle: nothing in a checkpoint can run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
-import math
 import os
 import random
 import re
 import signal
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -30,18 +29,12 @@ from torch import cuda
 from anchorage.digest import canonical_json, digest_bytes
 from anchorage.durable import is_temp, make_folder, remove_file, sync_folder, write_bytes
 from anchorage.errors import AnchorageError, IntegrityError
+from anchorage.statetree import StateTree, decode_state
 
 CHECKPOINT_FORMAT = "anchorage-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})\.(json|safetensors)")
+_REMEDY = "The checkpoint before it is tried."
 _SEAL, _SEAL_BYTES = '{"xxh3_128": "', 14 + 32
-_MAX_DEPTH = 100
-_STORABLE = "numbers, text, None, dense tensors, arrays; lists, tuples, dicts (keys int or str) of these, 100 deep"
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_DICTS: dict[str, type[dict]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_SIMPLE: dict[str, Callable[[Any], Any]] = {"int": lambda digits: int(digits, 16), "float": float, "tuple": tuple}
-# What safetensors both writes and reads back; tensors of any other dtype are stored as their bytes.
-_NATIVE = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool, torch.uint8}
-_NATIVE |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16}
 # How to read a state, and how to set it. CUDA's are read only once it is in use: asking earlier would set it up.
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 _RANDOM: dict[str, _Access] = {
@@ -121,7 +114,8 @@ class Checkpointer:
     def steps(self, n: int) -> Iterator[int]:
         """Yield the numbers of the steps still to do, up to ``n - 1``; save after every ``every``-th and the last.
 
-        Leaving the loop early, by ``break`` or an error, saves nothing: the step at work may be half done.
+        Leaving the loop early, by ``break`` or an error, saves nothing: the step at work may be half done. Where more
+        than ``n`` steps are done already none is left, and the log says so: the objects are those of a later step.
 
         Raises:
             OSError: a checkpoint could not be written; those before it stand.
@@ -132,6 +126,8 @@ class Checkpointer:
         for name, state in self._random.items():
             _RANDOM[name][1](state)
         self._random = {}
+        if n < self._step:
+            self._log(f"no step up to {n} is left: {self.folder} is at step {self._step}, and so are the objects")
         while self._step < n:
             yield self._step
             self._step += 1
@@ -143,7 +139,7 @@ class Checkpointer:
                 raise SystemExit(128 + signal.SIGTERM)
 
     def _save(self) -> None:
-        tree = _Tree()
+        tree = StateTree()
         objects = {name: tree.encode(read(), (name,)) for name, (read, _) in self._objects.items()}
         states = {name: tree.encode(read(), ("random", name)) for name, (read, _) in _RANDOM.items()}
         data = safetensors.torch.save(tree.tensors)
@@ -173,8 +169,8 @@ class Checkpointer:
                 facts = "; ".join(f"{key} is {there.get(key)!r} there, {here.get(key)!r} here" for key in keys)
                 raise AnchorageError(f"{self.folder} holds another training: {facts}. Use another, or remove it.")
             for name, (_, write) in self._objects.items():
-                write(_decode(body["objects"][name], tensors))
-            self._random = {name: _decode(state, tensors) for name, state in body["random"].items()}
+                write(decode_state(body["objects"][name], tensors))
+            self._random = {name: decode_state(state, tensors) for name, state in body["random"].items()}
             self.resumed = self._step = step
             damaged = f", and removed the damaged {[*faults]}" if faults else ""
             self._remove(faults)  # or they would stand before every later checkpoint
@@ -188,14 +184,14 @@ class Checkpointer:
     def _read(self, step: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A checkpoint's body and tensors; IntegrityError unless every byte of both files is as written."""
         file = self._path(step, "json")
-        data = file.read_bytes()
+        data = _read_bytes(file)
         _expect(file, f"{_SEAL}{digest_bytes(data[_SEAL_BYTES:])}", data[:_SEAL_BYTES].decode(errors="replace"))
         body = json.loads(data)
         if body["format"] != CHECKPOINT_FORMAT:
             raise AnchorageError(f"{file} has format {body['format']!r}; this version reads {CHECKPOINT_FORMAT!r} only")
         _expect(file, f"step {step}", f"step {body['step']}")
         file = self._path(step, "safetensors")
-        data = file.read_bytes() if file.exists() else b""
+        data = _read_bytes(file) if file.exists() else b""
         _expect(file, f"{body['tensors_bytes']} bytes", f"{len(data)} bytes")
         _expect(file, body["tensors_xxh3_128"], digest_bytes(data))
         tensors = safetensors.torch.load(data)
@@ -218,72 +214,6 @@ class Checkpointer:
         sync_folder(self.folder)
 
 
-class _Tree:
-    """Turns states into JSON, in which an object means what its one key says, and a flat dict of tensors."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.layouts: dict[str, tuple[str, list[int], list[int]]] = {}  # of unusual ones: dtype, shape, stride
-        self._known: dict[tuple, tuple[str, torch.Tensor]] = {}  # holds the tensor, so that no other gets its address
-
-    def encode(self, value: Any, path: tuple) -> Any:
-        kind = type(value)
-        if value is None or kind in (bool, str):
-            return value
-        if kind is int:
-            return value if value.bit_length() <= 64 else {"int": hex(value)}
-        if kind is float:
-            return value if math.isfinite(value) else {"float": str(value)}
-        if kind in _TENSORS and value.layout == torch.strided and not value.is_meta | value.is_quantized:
-            return {"tensor": self._add(value, path)}
-        if kind is np.ndarray or isinstance(value, np.generic):
-            with contextlib.suppress(TypeError, ValueError):  # of text, objects, records: refused below
-                tensor = torch.from_numpy(np.array(value, order="C"))
-                return {"array" if kind is np.ndarray else "scalar": self._add(tensor, path)}
-        if kind in (list, tuple) and len(path) < _MAX_DEPTH:
-            items = [self.encode(item, (*path, index)) for index, item in enumerate(value)]
-            return items if kind is list else {"tuple": items}
-        if kind in _DICTS.values() and len(path) < _MAX_DEPTH and all(type(key) in (int, str) for key in value):
-            pairs = [[self.encode(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
-            versions = self.encode(getattr(value, "_metadata", None), (*path, "_metadata"))  # of a model's modules
-            return {kind.__name__: pairs, "_metadata": versions}
-        where = ".".join(map(str, path[:9]))
-        raise AnchorageError(f"{where}: a {kind.__name__} cannot be stored; a state may hold {_STORABLE}")
-
-    def _add(self, tensor: torch.Tensor, path: tuple) -> str:
-        """Set a copy aside under a name taken from the path; a tensor met before has its name already."""
-        t = tensor.detach()
-        place = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg())
-        if place in self._known and tensor.numel():
-            return self._known[place][0]
-        name = ".".join(map(str, path)).encode(errors="backslashreplace").decode()
-        while name in self.tensors or name == "__metadata__":
-            name += "'"
-        plain = t.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        if tensor.dtype not in _NATIVE or not tensor.is_contiguous():
-            # A dense tensor gets its order in memory (channels last) back: kernels may round by it.
-            stride = torch.empty_like(tensor, device="meta").stride()
-            self.layouts[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(stride))
-        self.tensors[name] = plain if tensor.dtype in _NATIVE else plain.reshape(-1).view(torch.uint8)
-        self._known[place] = name, tensor
-        return name
-
-
-def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state that ``node`` was encoded from."""
-    if not isinstance(node, dict):
-        return [_decode(item, tensors) for item in node] if isinstance(node, list) else node
-    (kind, what), *more = node.items()
-    if kind in _DICTS:
-        made: Any = _DICTS[kind](dict(_decode(what, tensors)))
-        if versions := _decode(more[0][1], tensors):
-            made._metadata = versions
-        return made
-    if kind in _SIMPLE:
-        return _SIMPLE[kind](_decode(what, tensors))
-    return tensors[what] if kind == "tensor" else tensors[what].numpy()[... if kind == "array" else ()]
-
-
 def _access(name: str, thing: Any) -> _Access:
     if isinstance(thing, torch.Generator):
         return thing.get_state, thing.set_state
@@ -295,6 +225,16 @@ def _access(name: str, thing: Any) -> _Access:
         raise AnchorageError(f"{name} cannot be saved: {error}") from None
 
 
+def _read_bytes(file: Path) -> bytes:
+    """A file's bytes; a disk that cannot give them has damaged them."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:  # no permission, say: a checkpoint may be whole, and must not be removed
+            raise
+        raise IntegrityError(file, expected="a file that can be read", found=error.strerror, remedy=_REMEDY) from None
+
+
 def _expect(file: Path, expected: str, found: str) -> None:
     if expected != found:
-        raise IntegrityError(file, expected=expected, found=found, remedy="The checkpoint before it is tried.")
+        raise IntegrityError(file, expected=expected, found=found, remedy=_REMEDY)

@@ -44,7 +44,7 @@ def measure_outliers(cache: Cache) -> tuple[list[dict[str, Any]], list[dict[str,
         IntegrityError: stored bytes do not match their digests.
     """
     table, dimensions = [], []
-    for site in tqdm(_running_order(cache.sites), "outliers", unit="site", disable=None):
+    for site in tqdm(expand_sites(cache.sites, None), "outliers", unit="site", disable=None):
         rms, max_abs = _measure_site(cache, site)
         found = _rank_dimensions(max_abs, rms)
         tier = cache.tier_of(site)
@@ -64,12 +64,6 @@ def measure_outliers(cache: Cache) -> tuple[list[dict[str, Any]], list[dict[str,
         )
         dimensions += [{"key": cache.key, "site": site} | row for row in found]
     return table, dimensions
-
-
-def _running_order(sites: list[str]) -> list[str]:
-    # A cache knows only each tier's order, and not the model's number of blocks: a bound on it does.
-    numbers = [int(word) for site in sites for word in site.split(".") if word.isdigit()]
-    return expand_sites(sites, max(numbers, default=0) + 1)
 
 
 def _measure_site(cache: Cache, site: str) -> tuple[float, np.ndarray]:

@@ -125,7 +125,7 @@ class ProbeSettings(_Section):
     tier: str = Field("sweep", description="The tier whose sites are probed; it must keep all tokens.")
     tasks: list[str] = Field(["duplicate-token", "previous-token", "position"], min_length=1)
     test_fraction: float = Field(0.25, gt=0, lt=1, description="Share of the rows, the last ones, kept for testing.")
-    max_tokens: int | None = Field(8192, ge=1, description="Training tokens of a probe; null takes all there are.")
+    max_tokens: int | None = Field(8192, ge=2, description="Training tokens of a probe; null takes all there are.")
     solver: Literal["full-batch", "adam"] = Field(
         "full-batch", description="full-batch: all tokens in memory; adam: streams rows from disk, with checkpoints."
     )

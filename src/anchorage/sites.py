@@ -8,7 +8,7 @@ other module inside the trunk has its path as name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from anchorage.errors import SiteError, did_you_mean
@@ -20,15 +20,19 @@ _GLOB_CHARS = set("*?[")
 
 def stable_names(n_layers: int) -> list[str]:
     """All stable site names of a model with so many blocks, in running order."""
-    return ["embed", *(f"{kind}.{i}" for i in range(n_layers) for kind in _LAYER_KINDS)]
+    return _names_of(range(n_layers))
 
 
-def expand_sites(patterns: Sequence[str], n_layers: int) -> list[str]:
+def _names_of(layers: Iterable[int]) -> list[str]:
+    return ["embed", *(f"{kind}.{i}" for i in layers for kind in _LAYER_KINDS)]
+
+
+def expand_sites(patterns: Sequence[str], n_layers: int | None) -> list[str]:
     """Turn site names, globs over the stable names, and raw module paths into names; no model is needed.
 
     Args:
         patterns: as in the configuration, such as ``["embed", "block.*", "model.layers.3.mlp.act_fn"]``.
-        n_layers: the model's number of blocks.
+        n_layers: the model's number of blocks; None is not known: any number will do then, and there can be no globs.
 
     Returns:
         Names without duplicates: the stable ones in running order, then the raw paths as they were given. Whether a raw
@@ -37,7 +41,7 @@ def expand_sites(patterns: Sequence[str], n_layers: int) -> list[str]:
     Raises:
         SiteError: names every unknown site and every glob that matches nothing.
     """
-    stable = stable_names(n_layers)
+    stable = _names_of(_numbers(patterns) if n_layers is None else range(n_layers))
     wanted: set[str] = set()
     raw: dict[str, None] = {}
     faults = []
@@ -53,6 +57,11 @@ def expand_sites(patterns: Sequence[str], n_layers: int) -> list[str]:
     if faults:
         raise SiteError(explain_faults(faults, n_layers))
     return [name for name in stable if name in wanted] + list(raw)
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """All numbers in some names, in order."""
+    return sorted({int(word) for name in names for word in name.split(".") if word.isdecimal()})
 
 
 def is_glob(pattern: str) -> bool:
@@ -72,9 +81,10 @@ def _looks_stable(name: str) -> bool:
     return not rest or head in _KINDS or (rest.lstrip("-").isdigit() and bool(did_you_mean(head, _KINDS)))
 
 
-def explain_faults(faults: Sequence[str], n_layers: int) -> str:
+def explain_faults(faults: Sequence[str], n_layers: int | None) -> str:
     """One message for several faults of site names, with what would be right."""
-    known = ", ".join(f"{kind}.0 to {kind}.{n_layers - 1}" for kind in _LAYER_KINDS)
+    ranges = (f"{kind}.{{i}}" if n_layers is None else f"{kind}.0 to {kind}.{n_layers - 1}" for kind in _LAYER_KINDS)
+    known = ", ".join(ranges)
     return (
         f"{'; '.join(faults)} (sites are embed, {known}, globs over these, and paths of modules inside the trunk, "
         "with a dot, such as model.layers.0.mlp; the language-model head is not run)"

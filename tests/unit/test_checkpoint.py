@@ -8,6 +8,7 @@ Oracle: the objects themselves, the safetensors library, and a plain loop withou
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import signal
 import struct
 import threading
 from collections import Counter, OrderedDict, namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -370,6 +372,30 @@ def test_damage_is_found_said_and_removed(two_checkpoints, damage):
     assert reopen(two_checkpoints) == ("third", 2)
 
 
+@pytest.mark.parametrize("name", [JSON, TENSORS])
+def test_a_file_that_the_disk_cannot_read_is_damage(two_checkpoints, monkeypatch, name):
+    read = Path.read_bytes
+
+    def refuse(error):
+        def read_bytes(path):
+            if path.name == name:
+                raise OSError(error, os.strerror(error), str(path))
+            return read(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+    refuse(errno.EACCES)
+    with pytest.raises(PermissionError):  # of another kind: it may be whole, and stays
+        reopen(two_checkpoints)
+    assert {JSON, TENSORS} <= set(files(two_checkpoints))
+    monkeypatch.undo()
+    refuse(errno.EIO)
+    lines: list[str] = []
+    assert reopen(two_checkpoints, log=lines.append) == ("first", 1)
+    assert f"{name}: expected a file that can be read, found {os.strerror(errno.EIO)}" in lines[0]
+    assert lines[1].endswith("and removed the damaged [2]")
+
+
 def test_where_none_is_whole_an_error_says_so_and_nothing_is_removed(two_checkpoints):
     for n in (1, 2):
         flip(two_checkpoints / f"step-{n:09d}.json", 100)
@@ -525,6 +551,16 @@ def test_two_loops_go_on_from_each_other(tmp_path, uninterrupted):
         seen = [step for n in (4, 4, N_STEPS) for step in checkpoints.steps(n) if train_step(training) is None]
     assert seen == list(range(N_STEPS))
     assert weights_of(training) == uninterrupted
+
+
+def test_fewer_steps_than_are_done_are_said_to_be(tmp_path):
+    said: dict[int, list[str]] = {n: [] for n in (6, 5)}
+    train(tmp_path, build_training(), n=6, until=6)
+    for n, lines in said.items():
+        training = build_training()
+        assert train(tmp_path, training, n=n, log=lines.append) == 6
+    assert len(said[6]) == 1  # resumed; all is done
+    assert said[5][1] == f"no step up to 5 is left: {tmp_path} is at step 6, and so are the objects"
 
 
 def test_an_error_in_a_step_saves_nothing_of_it(tmp_path):

@@ -63,7 +63,7 @@ def test_the_probes_are_described_as_they_are():
     text = (ROOT / "docs/probes.md").read_text()
     for task in known_tasks():
         assert f"| `{task}` |" in text
-    assert ", ".join(map(str, fullbatch.PENALTIES)) in text
+    assert ", ".join(f"{penalty:f}".rstrip("0") for penalty in fullbatch.PENALTIES) in text
     names: dict = {}
     exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
     tokens = np.array([[330, 1, 378], [2, 339, 3]])

@@ -32,7 +32,7 @@ LAYERS = [
     ["textsource", "corpusfile", "packing", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
-    ["plan", "memory", "leak", "reduction", "capturer", "capture", "anchor", "outliers", "checkpoint"],
+    ["plan", "memory", "leak", "reduction", "capturer", "capture", "anchor", "outliers", "statetree", "checkpoint"],
     [
         "probe.labels",
         "probe.targets",

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from anchorage import digest as digest_module
 from anchorage.errors import AnchorageError, SettingsError
 from anchorage.probe import design as design_module
 from anchorage.probe import labels as labels_module
@@ -31,7 +32,7 @@ from anchorage.probe.design import (
     lookup_accuracy,
     make_design,
 )
-from anchorage.probe.labels import Labels, check_tasks, code_digest, known_tasks, label_tokens
+from anchorage.probe.labels import Labels, check_tasks, known_tasks, label_tokens, task_digest
 
 TASKS = ["duplicate-token", "position", "previous-token"]
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -186,26 +187,28 @@ def test_wrong_tasks_are_named_all_at_once():
     assert said.count("twice") == 1
 
 
-def test_the_code_digest_is_of_the_shared_modules_and_the_task_itself(tmp_path, monkeypatch):
-    folder = tmp_path / "probe"
-    shutil.copytree(Path(labels_module.__file__).parent, folder)
-    genuine = {task: code_digest(task) for task in TASKS}
+def test_the_task_digest_is_of_the_shared_modules_and_the_task_itself(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    shutil.copytree(Path(digest_module.__file__).parent, package)
+    folder = package / "probe"
+    genuine = {task: task_digest(task) for task in TASKS}
     assert len(set(genuine.values())) == 3
-    monkeypatch.setattr(labels_module, "_PROBE_FOLDER", folder)
-    monkeypatch.setattr(labels_module, "_TASK_FOLDER", folder / "tasks")
-    assert {task: code_digest(task) for task in TASKS} == genuine  # of content, not of place
+    monkeypatch.setattr(digest_module, "_PACKAGE", package)
+    monkeypatch.setattr(labels_module, "_FOLDER", folder)
+    assert {task: task_digest(task) for task in TASKS} == genuine  # of content, not of place
 
     def changed_by_an_edit_of(name: str) -> set[str]:
-        before = {task: code_digest(task) for task in TASKS}
+        before = {task: task_digest(task) for task in TASKS}
         with open(folder / name, "a") as file:
             file.write("# an edit\n")
-        return {task for task in TASKS if code_digest(task) != before[task]}
+        return {task for task in TASKS if task_digest(task) != before[task]}
 
     assert changed_by_an_edit_of("tasks/position.py") == {"position"}
     assert changed_by_an_edit_of("tasks/duplicate_token.py") == {"duplicate-token"}
     assert changed_by_an_edit_of("solver.py") == set(TASKS)
+    assert changed_by_an_edit_of("sweep.py") == set()
     (folder / "tasks/another.py").touch()
-    assert {task: code_digest(task) for task in TASKS} != genuine  # as the edits left it
+    assert {task: task_digest(task) for task in TASKS} != genuine  # as the edits left it
     assert changed_by_an_edit_of("tasks/another.py") == set()
 
 
@@ -386,8 +389,10 @@ def test_chance_is_the_test_share_of_the_class_most_frequent_in_training(monkeyp
 def test_too_few_tokens_give_a_warning_with_the_rows_needed(monkeypatch, n_rows, n_train, n_test, wanted):
     values = np.full((n_rows, 40), -1)
     for start, n in ((0, n_train), (n_rows // 2, n_test)):
-        half = values[start : start + n_rows // 2].reshape(-1)  # a view of whole rows
-        half[:n] = np.arange(n) % 2
+        half = values[
+            start : start + n_rows // 2
+        ].T  # all rows' first tokens first: they stand in as many rows as can be
+        half.flat[:n] = np.arange(n) % 2
     made_up(monkeypatch, Labels(values, ("a", "b")))
     warnings = make("made-up", values, test_fraction=0.5).warnings
     if wanted is None:
@@ -396,7 +401,60 @@ def test_too_few_tokens_give_a_warning_with_the_rows_needed(monkeypatch, n_rows,
         (warning,) = warnings
         assert f"only {n_train} training and {n_test} test tokens are left of {n_rows} rows" in warning
         assert f"about {wanted} rows would give the 1000 and 400" in warning
-        assert make("made-up", values, test_fraction=0.5, max_tokens=50).warnings == [warning]  # of what was found
+        limited = make("made-up", values, test_fraction=0.5, max_tokens=50).warnings
+        assert limited[0] == warning  # of what was found
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "test_fraction", "left", "wanted"),
+    [
+        (1000, 0.5, None, None),
+        (999, 0.5, "999 training and 999 test", "1000"),
+        (1199, 0.25, "1199 training and 400 test", None),
+        (1000, 0.25, "1000 training and 333 test", "1202"),
+        (500, 0.25, "500 training and 167 test", "1198"),
+        (None, 0.25, None, None),
+    ],
+)
+def test_a_limit_that_leaves_too_few_tokens_gives_a_warning_with_one_that_would_do(
+    max_tokens, test_fraction, left, wanted
+):
+    tokens = draw_tokens(n_rows=400)
+    warnings = make("position", tokens, max_tokens=max_tokens, test_fraction=test_fraction).warnings
+    if wanted is None:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"probe.max_tokens leaves only {left} tokens; about {wanted} would leave the 1000 and 400" in warning
+
+
+@pytest.mark.parametrize(("n_rows", "found", "wanted"), [(80, 20, None), (76, 19, 80), (53, 13, 82), (10, 2, 100)])
+def test_too_few_test_rows_give_a_warning_with_the_rows_needed(n_rows, found, wanted):
+    tokens = draw_tokens(n_rows=n_rows, seq_len=500)  # of tokens there are enough
+    for max_tokens in (None, 1600):
+        warnings = make("position", tokens, max_tokens=max_tokens).warnings
+        if wanted is None:
+            assert warnings == []
+        else:
+            (warning,) = warnings
+            assert (
+                f"stand in only {found} rows, from which intervals come out too narrow; about {wanted} rows" in warning
+            )
+
+
+def test_rows_without_a_test_token_do_not_count(monkeypatch):
+    values = np.arange(80 * 200).reshape(80, 200) % 2
+    values[65:] = -1
+    made_up(monkeypatch, Labels(values, ("a", "b")))
+    assert "stand in only 5 rows" in make("made-up", values).warnings[0]
+
+
+@pytest.mark.parametrize(("task", "n_classes"), [("duplicate-token", 2), ("previous-token", 16), ("position", 8)])
+def test_a_limit_below_one_token_a_class_is_refused(task, n_classes):
+    tokens = draw_tokens(n_rows=400)
+    with pytest.raises(SettingsError, match=f"max_tokens is {n_classes - 1}, and the task has {n_classes} classes"):
+        make(task, tokens, max_tokens=n_classes - 1)
+    assert len(make(task, tokens, max_tokens=n_classes).train) == n_classes
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from anchorage.errors import AnchorageError
 from anchorage.probe import adam, fullbatch
 from anchorage.probe.adam import fit_adam
 from anchorage.probe.design import Side, design_task, make_design
-from anchorage.probe.fullbatch import PENALTIES, choose_penalty, fit_full_batch, read_tokens, standardise
+from anchorage.probe.fullbatch import PENALTIES, at_end, choose_penalty, fit_full_batch, read_tokens, standardise
 from anchorage.probe.intervals import row_intervals
 from anchorage.probe.labels import Labels
-from anchorage.probe.site import _merits, fit_sites
+from anchorage.probe.site import _merits, fit_site, fit_sites
 from anchorage.probe.solver import Tokens, decide
 from anchorage.probe.sweep import COLUMNS, control_designs, control_tasks, tabulate_sweep
 from anchorage.settings import ProbeSettings
@@ -166,6 +166,22 @@ def test_a_planted_feature_is_found_where_it_is_and_nowhere_else(cache):
     assert abs(found["block.0"] - 0.5) < 0.15
 
 
+@pytest.mark.parametrize("solver", ["full-batch", "adam"])
+def test_a_leak_of_labels_shows_on_the_true_labels_alone(cache, tmp_path, quick, solver):
+    settings = ProbeSettings(tier="tokens", solver=solver)
+    design = design_task(cache, "duplicate-token", settings=settings, seed=0)
+    leaky = dataclasses.replace(design, train=dataclasses.replace(design.train, shuffled=design.train.labels))
+    found = {
+        name: fit_site(
+            cache, "attn.0", design=tokens, settings=settings, seed=0, folder=tmp_path / name, log=lambda line: None
+        )
+        for name, tokens in (("sound", design), ("leaky", leaky))
+    }
+    assert found["leaky"]["shuffled_true_accuracy"] == found["leaky"]["accuracy"] > 0.85
+    assert abs(found["leaky"]["shuffled_accuracy"] - 0.5) < 0.15  # by construction
+    assert abs(found["sound"]["shuffled_true_accuracy"] - 0.5) < 0.15
+
+
 @pytest.mark.parametrize("best_is", ["strong", "weak"])
 def test_the_penalty_is_the_one_that_does_best_on_tokens_not_fitted(best_is):
     random, n_tokens = np.random.default_rng(2), 400
@@ -189,6 +205,23 @@ def test_the_penalty_is_the_one_that_does_best_on_tokens_not_fitted(best_is):
     assert [line["validation_accuracy"] for line in tried] == pytest.approx(accuracies, abs=0.02)
     assert best.penalty == PENALTIES[int(np.argmax([line["validation_accuracy"] for line in tried]))]
     assert (best.penalty >= 0.01) == (best_is == "strong")
+
+
+@pytest.mark.parametrize(
+    ("penalty", "steps", "is_at_end"),
+    [
+        (0.1, [3, 3, 3], True),  # the strongest
+        (0.01, [3, 3, 3], False),
+        (0.001, [3, 3, 3], True),  # the weakest
+        (0.01, [3, 3, 0], True),  # the weaker one is the same fit
+        (0.01, [3, 0, 3], False),
+    ],
+)
+def test_a_penalty_at_an_end_of_the_grid_is_said_to_be(penalty, steps, is_at_end):
+    tried = [
+        {"penalty": tried, "n_iterations": n_steps} for tried, n_steps in zip((0.1, 0.01, 0.001), steps, strict=True)
+    ]
+    assert at_end(penalty, tried) is is_at_end
 
 
 def test_the_probes_files_and_their_table(cache, store, tmp_path):
@@ -215,7 +248,8 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
         assert probe["n_train_rows"] == len(set(design.train.rows.tolist()))
         assert probe["n_test_rows"] == len(set(design.test.rows.tolist())) == len(by_row["row"])
     controls = control_designs(designs, store.token_ids.astype(int), cache.key)
-    table = tabulate_sweep(paths, controls, seed=4)
+    said: list[str] = []
+    table = tabulate_sweep(paths, controls, seed=4, log=said.append)
     assert list(table) == COLUMNS
     assert list(table["site"]) == SITES * 2
     assert list(table["site_index"]) == [0, 1, 2] * 2
@@ -223,6 +257,10 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
         for name in ("position_only", "token_only"):
             assert getattr(line, f"{name}_accuracy") == controls["tasks"][line.task][name]["test"]
     assert controls["tasks"]["position"]["token_only"]["test"] != controls["tasks"]["position"]["token_only"]["train"]
+    for task, line in zip(SETTINGS.tasks, said, strict=True):
+        n_ends = sum(json.loads(path.read_text())["penalty_at_end"] for path in paths if path.parent.name == task)
+        assert line.startswith(f"{task}: 3 sites, {n_ends} with a penalty at an end of the grid")
+        assert table["penalty_at_end"][table["task"] == task].sum() == n_ends
     correct = np.array([json.loads(path.read_text())["by_test_row"]["correct"] for path in paths[:3]]).T
     counts = np.array(json.loads(paths[0].read_text())["by_test_row"]["n"])
     low, high = row_intervals(correct, counts, seed=4)
@@ -230,7 +268,7 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
     alone = json.loads(paths[0].read_text())
     assert high[0] - low[0] > alone["high"] - alone["low"]  # of all sites at once: wider than of this one
     with pytest.raises(AnchorageError, match="belongs to capture key"):
-        tabulate_sweep(paths, controls | {"key": "another"}, seed=4)
+        tabulate_sweep(paths, controls | {"key": "another"}, seed=4, log=said.append)
 
 
 def test_the_controls_have_the_fields_that_are_documented_and_warn(cache):

@@ -16,7 +16,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchorage.errors import SettingsError
+from anchorage.errors import SettingsError, SiteError
+from anchorage.probe import targets
 from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.random_model import make_random_model
 from anchorage.resources import DEFAULT_MODEL, DEFAULT_MODEL_BLOCKS, RANDOM_MODEL
@@ -53,8 +54,19 @@ def test_a_glob_is_filled_from_the_models_own_config(tmp_path, facts):
 
 
 def test_sites_spelled_out_need_no_model():
-    sites = ["embed", "block.3", "model.layers.0.mlp.act_fn"]
-    assert probed_sites(settings_of(sites=sites)) == sites
+    sites = ["model.layers.0.mlp.act_fn", "block.10", "attn.3", "embed", "block.3", "block.3"]
+    in_order = ["embed", "attn.3", "block.3", "block.10", "model.layers.0.mlp.act_fn"]
+    assert probed_sites(settings_of(sites=sites)) == in_order
+    with pytest.raises(SiteError, match=r"'embd'; did you mean embed.*'blok\.3'; did you mean block\.3"):
+        probed_sites(settings_of(sites=["embd", "blok.3", "h.0.mlp"]))
+
+
+@pytest.mark.parametrize("name", ["gpt2-wikitext", "tiered-50k"])
+def test_the_configurations_for_the_hub_are_planned_without_it(monkeypatch, name):
+    monkeypatch.setattr(targets, "count_blocks", lambda model: pytest.fail("asked for the model"))
+    settings = load_settings(yaml.safe_load((ROOT / f"config/{name}.yaml").read_text()))
+    check_probe(settings)
+    assert len(probed_sites(settings)) == len(set(probed_sites(settings)))
 
 
 @pytest.mark.parametrize("source", [DEFAULT_MODEL, RANDOM_MODEL])
@@ -112,7 +124,7 @@ def test_a_tier_of_one_row_is_refused_and_of_two_is_not():
         ({"tir": "few"}, r"probe\.tir: unknown key; did you mean tier"),
         ({"test_fraction": 1.0}, r"probe\.test_fraction: input should be less than 1"),
         ({"test_fraction": 0.0}, r"probe\.test_fraction: input should be greater than 0"),
-        ({"max_tokens": 0}, r"probe\.max_tokens: input should be greater than or equal to 1"),
+        ({"max_tokens": 1}, r"probe\.max_tokens: input should be greater than or equal to 2"),
         ({"solver": "sgd"}, r"probe\.solver"),
         ({"tasks": []}, r"probe\.tasks"),
     ],

@@ -59,6 +59,29 @@ def test_a_wrong_name_is_refused_with_near_ones(pattern, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_names_without_globs_need_no_number_of_blocks():
+    names = ["h.2.mlp", "block.10", "attn.10", "block.9", "embed", "model.norm", "block.9"]
+    assert expand_sites(names, None) == ["embed", "block.9", "attn.10", "block.10", "h.2.mlp", "model.norm"]
+    assert expand_sites([f"block.{10**15}"], None) == [f"block.{10**15}"]  # at once
+    assert expand_sites([], None) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("embd", "unknown site 'embd'; did you mean embed"),
+        ("blok.3", "unknown site 'blok.3'; did you mean block.3"),
+        ("block.x", "'block.x'"),
+        ("block.²", "'block.²'"),
+        ("lm_head", "sites are embed, attn.{i}, mlp.{i}, block.{i}, globs"),
+    ],
+)
+def test_a_misspelt_name_needs_no_number_of_blocks_to_be_found(name, said):
+    with pytest.raises(SiteError) as caught:
+        expand_sites(["block.1", name], None)
+    assert said in str(caught.value)
+
+
 def test_all_wrong_names_are_reported_at_once():
     with pytest.raises(SiteError, match=r"block\.99.*atn\.0.*mlp\.\[8\]"):
         expand_sites(["block.99", "embed", "atn.0", "mlp.[8]"], 3)

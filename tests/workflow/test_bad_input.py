@@ -37,6 +37,7 @@ def change(workflow, path, value):
         ({"model.source": "resources/models/tiny-lama"}, ["there is no resources/models/tiny-lama", "tiny-llama"]),
         ({"probe.tasks": ["duplicate-tokens"]}, ["unknown task 'duplicate-tokens'; did you mean duplicate-token"]),
         ({"probe.tier": "pooled"}, ["'pooled' keeps only the mean", "tiers that keep all tokens: few, residual"]),
+        ({"capture.tiers": {"few": {"sites": ["blok.1", "block.0"]}}}, ["unknown site 'blok.1'; did you mean block.1"]),
         ({"probe.tir": "few"}, ["probe.tir: unknown key; did you mean tier"]),
         ({"corpus.source": "resources/corpora/tiny.json"}, ["there is no resources/corpora/tiny.json", "tiny.jsonl"]),
     ],

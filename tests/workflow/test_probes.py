@@ -33,6 +33,14 @@ def probes(workflow) -> dict[str, int]:
     return {str(path.relative_to(folder).with_suffix("")): path.stat().st_mtime_ns for path in folder.rglob("*.json")}
 
 
+def copy_library(workflow, monkeypatch):
+    """A copy of the library that the workflow uses from now on."""
+    library = workflow.root / "src"
+    shutil.copytree(ROOT / "src", library, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    return library
+
+
 def test_every_probe_is_there_and_the_table_agrees_with_them(workflow):
     assert probes(workflow).keys() == {f"{task}/{site}" for task in TASKS for site in SITES}
     table = pd.read_csv(workflow.results / "sweep.csv")
@@ -59,10 +67,28 @@ def test_every_probe_is_there_and_the_table_agrees_with_them(workflow):
     assert (workflow.results / "gates/controls.ok").read_text().strip() == key
 
 
+@pytest.mark.parametrize(
+    ("edited", "rules"),
+    [
+        (["outliers"], {"measure_outliers", "plot_outliers", "describe_run"}),
+        (["probe/sweep"], {"control_probes", "gate", "tabulate_sweep", "plot_sweep", "describe_run"}),
+        (
+            ["overview", "figures/style"],
+            {"describe_run", "plot_anchor", "plot_outliers", "plot_sweep"},
+        ),
+    ],
+)
+def test_an_edit_plans_what_it_decides_and_nothing_of_the_capture(workflow, monkeypatch, edited, rules):
+    library = copy_library(workflow, monkeypatch)
+    for module in edited:
+        with open(library / f"anchorage/{module}.py", "a") as file:
+            file.write("# an edit\n")
+    planned = re.findall(r"^(\w+) +\d+$", workflow.run("-n"), re.MULTILINE)
+    assert set(planned) - {"all", "total"} == rules
+
+
 def test_an_edited_task_makes_its_own_probes_anew_and_no_others(workflow, monkeypatch):
-    library = workflow.root / "src"
-    shutil.copytree(ROOT / "src", library, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    monkeypatch.setenv("PYTHONPATH", str(library))
+    library = copy_library(workflow, monkeypatch)
     before, shards = probes(workflow), workflow.shards()
     assert "Nothing to be done" in workflow.run("--", *EMBED)
     with open(library / "anchorage/probe/tasks/position.py", "a") as file:

@@ -4,6 +4,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
+from anchorage.digest import code_digest
 from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
@@ -12,7 +13,7 @@ from anchorage.job import (
     rule_threads,
     warn_of_slow_start,
 )
-from anchorage.probe.labels import code_digest
+from anchorage.probe.labels import task_digest
 from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.settings import load_settings
 from anchorage.sources import check_sources, local_inputs

@@ -24,7 +24,7 @@ for group, sites in enumerate(SITE_GROUPS):
             decides=DECIDES,
             probe=settings.probe.model_dump(exclude={"tasks"}),
             seed=settings.seed,
-            code=lambda wildcards: code_digest(wildcards.task),
+            code=lambda wildcards: task_digest(wildcards.task),
         script:
             "../scripts/fit_probes.py"
 
@@ -52,7 +52,7 @@ if settings.probe:
             decides=DECIDES,
             probe=settings.probe.model_dump(),
             seed=settings.seed,
-            code=[code_digest(task) for task in settings.probe.tasks],
+            code=[code_digest("probe.sweep"), *map(task_digest, PROBE_TASKS)],
         script:
             "../scripts/control_probes.py"
 
@@ -74,6 +74,7 @@ if settings.probe:
         params:
             decides=DECIDES,
             seed=settings.seed,
+            code=code_digest("probe.sweep", "probe.intervals"),
         script:
             "../scripts/tabulate_sweep.py"
 
@@ -92,6 +93,8 @@ if settings.probe:
             f"{LOGS}/plot_sweep.log",
         conda:
             ENVIRONMENT
+        params:
+            code=code_digest("figures.sweep", "figures.style"),
         script:
             "../scripts/plot_sweep.py"
 
@@ -117,6 +120,7 @@ rule measure_outliers:
     threads: ONE_THREAD
     params:
         decides=DECIDES,
+        code=code_digest("outliers", "sites"),
     script:
         "../scripts/measure_outliers.py"
 
@@ -137,5 +141,7 @@ rule plot_outliers:
         f"{LOGS}/plot_outliers.log",
     conda:
         ENVIRONMENT
+    params:
+        code=code_digest("figures.outliers", "figures.style"),
     script:
         "../scripts/plot_outliers.py"

@@ -32,5 +32,6 @@ rule describe_run:
         ENVIRONMENT
     params:
         decides=DECIDES,
+        code=code_digest("overview"),
     script:
         "../scripts/describe_run.py"

@@ -85,6 +85,8 @@ rule plot_anchor:
         f"{LOGS}/plot_anchor.log",
     conda:
         ENVIRONMENT
+    params:
+        code=code_digest("figures.anchor", "figures.style"),
     script:
         "../scripts/plot_anchor.py"
 

@@ -9,5 +9,6 @@ from anchorage.probe.sweep import tabulate_sweep
 
 job = start_job(snakemake)
 controls = json.loads(Path(snakemake.input.controls).read_text())
-table = tabulate_sweep([Path(path) for path in snakemake.input.probes], controls, seed=job.settings.seed)
+paths = [Path(path) for path in snakemake.input.probes]
+table = tabulate_sweep(paths, controls, seed=job.settings.seed, log=job.log)
 write_bytes(Path(snakemake.output[0]), table.to_csv(index=False).encode())

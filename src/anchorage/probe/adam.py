@@ -20,7 +20,7 @@ from tqdm import tqdm
 from anchorage.checkpoint import Checkpointer
 from anchorage.digest import digest_bytes, digest_value
 from anchorage.probe.design import Design
-from anchorage.probe.labels import code_digest
+from anchorage.probe.labels import task_digest
 from anchorage.probe.tokenstream import TokenStream
 from anchorage.store.reader import Cache
 
@@ -65,8 +65,8 @@ def fit_adam(
         log: takes a line of text.
 
     Returns:
-        Test scores ``[test tokens, outputs]`` of both, and facts: penalty, n_iterations (steps), converged (None: a
-        stream has no criterion, it ends after a stated number of steps).
+        Test scores ``[test tokens, outputs]`` of both, and facts: penalty, penalty_at_end (None: no other is tried),
+        n_iterations (steps), converged (None: a stream has no criterion, it ends after a stated number of steps).
 
     Raises:
         AnchorageError: a value is not finite, or another process trains in the folder.
@@ -95,7 +95,7 @@ def fit_adam(
             _step(probe, optimizer, stream.block(int(order[turn])))
     with torch.no_grad():
         scores, control = zip(*(probe(values) for values, _, _ in test.blocks()), strict=True)
-    facts = {"penalty": _PENALTY, "n_iterations": n_steps, "converged": None}
+    facts = {"penalty": _PENALTY, "penalty_at_end": None, "n_iterations": n_steps, "converged": None}
     return torch.cat(scores), torch.cat(control), facts
 
 
@@ -110,7 +110,7 @@ def _identity(cache: Cache, tier: str, *, site: str, design: Design) -> dict[str
         "task": design.task,
         "site": site,
         "tokens": digest_bytes(train.tobytes()),
-        "code": code_digest(design.task),
+        "code": task_digest(design.task),
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anchorage.errors import AnchorageError
+from anchorage.errors import AnchorageError, SettingsError
 from anchorage.probe.labels import Labels, label_tokens
 from anchorage.settings import ProbeSettings
 from anchorage.store.reader import Cache
@@ -23,6 +23,8 @@ from anchorage.store.reader import Cache
 VALIDATION_FRACTION = 0.25
 # Below these an accuracy says little: its interval at chance is wider than 5 points to each side.
 MIN_TRAIN_TOKENS, MIN_TEST_TOKENS = 1000, 400
+# Below this a bootstrap over rows gives intervals that are too narrow, down to no width at all.
+MIN_TEST_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Design:
         n_rows, n_test_rows: rows of the tier; how many of them, the last ones, are for testing.
         train, test: the chosen tokens.
         n_found: tokens that the matching left on each side, before the limit on their number.
+        n_found_rows: test rows that hold any of them.
         validation: bool ``[train tokens]``; those of the last training rows, to choose the penalty on.
         labelled: what the task says of all tokens.
     """
@@ -65,6 +68,7 @@ class Design:
     train: Side
     test: Side
     n_found: tuple[int, int]
+    n_found_rows: int
     validation: np.ndarray
     labelled: Labels
 
@@ -87,16 +91,30 @@ class Design:
 
     @property
     def warnings(self) -> list[str]:
-        """Whether too few tokens are left, and how many rows would do."""
+        """Whether too few tokens or test rows are left, and how many rows, or what limit, would do."""
+        found = []
+        wanted = f"the {MIN_TRAIN_TOKENS} and {MIN_TEST_TOKENS} that are wanted at least"
         n_train, n_test = self.n_found
-        short = max(MIN_TRAIN_TOKENS / n_train, MIN_TEST_TOKENS / n_test)
-        if short <= 1:
-            return []
-        return [
-            f"only {n_train} training and {n_test} test tokens are left of {self.n_rows} rows; about "
-            f"{math.ceil(self.n_rows * short)} rows would give the {MIN_TRAIN_TOKENS} and {MIN_TEST_TOKENS} that are "
-            "wanted at least"
-        ]
+        if n_train < MIN_TRAIN_TOKENS or n_test < MIN_TEST_TOKENS:
+            n_rows = max(_scale(self.n_rows, MIN_TRAIN_TOKENS, n_train), _scale(self.n_rows, MIN_TEST_TOKENS, n_test))
+            found.append(
+                f"only {n_train} training and {n_test} test tokens are left of {self.n_rows} rows; about {n_rows} rows "
+                f"would give {wanted}"
+            )
+        if self.n_found_rows < MIN_TEST_ROWS:
+            found.append(
+                f"the test tokens stand in only {self.n_found_rows} rows, from which intervals come out too narrow; "
+                f"about {_scale(self.n_rows, MIN_TEST_ROWS, self.n_found_rows)} rows would give the {MIN_TEST_ROWS} "
+                "that are wanted at least"
+            )
+        kept_train, kept_test = len(self.train), len(self.test)
+        if kept_train < min(MIN_TRAIN_TOKENS, n_train) or kept_test < min(MIN_TEST_TOKENS, n_test):
+            limit = max(MIN_TRAIN_TOKENS, _scale(kept_train, MIN_TEST_TOKENS, kept_test))
+            found.append(
+                f"probe.max_tokens leaves only {kept_train} training and {kept_test} test tokens; about {limit} would "
+                f"leave {wanted}, where there are so many"
+            )
+        return found
 
 
 def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_tokens: int | None, seed: int) -> Design:
@@ -106,10 +124,12 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
         task: its name.
         tokens: int64 ``[rows, seq_len]``, all rows of the probed tier.
         test_fraction: share of the rows, the last ones: neighbouring rows are of one text, and stay on one side.
-        max_tokens: training tokens at most; None for no limit. Test tokens are limited in proportion.
+        max_tokens: training tokens at most; None for no limit. Test tokens are limited in proportion, down to one of
+            each class where the task is matched.
         seed: of every random choice.
 
     Raises:
+        SettingsError: max_tokens is less than one token of each class.
         AnchorageError: fewer than two classes are left on a side, with how many tokens of each there were; or all
             training tokens stand in one row.
     """
@@ -117,10 +137,15 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
     n_test_rows = min(max(1, round(n_rows * test_fraction)), n_rows - 1)
     is_train = np.arange(n_rows) < n_rows - n_test_rows
     labels = label_tokens(task, tokens, is_train)
+    if max_tokens is not None and max_tokens < len(labels.classes):
+        raise SettingsError(
+            f"{task}: probe.max_tokens is {max_tokens}, and the task has {len(labels.classes)} classes: it must be "
+            f"that many at least ({MIN_TRAIN_TOKENS} or more are wanted), or null"
+        )
     random = np.random.default_rng([seed, zlib.crc32(task.encode())])
     max_test = None if max_tokens is None else max(1, round(max_tokens * test_fraction / (1 - test_fraction)))
-    train, n_train = _choose(labels, is_train, max_tokens, random)
-    test, n_test = _choose(labels, ~is_train, max_test, random)
+    train, found_train = _choose(labels, is_train, max_tokens, random)
+    test, found_test = _choose(labels, ~is_train, max_test, random)
     for name, side in (("training", train), ("test", test)):
         _check_classes(task, labels, name, side)
     fit_rows = np.unique(train.rows)
@@ -137,7 +162,8 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
         n_test_rows=n_test_rows,
         train=train,
         test=test,
-        n_found=(n_train, n_test),
+        n_found=(len(found_train), len(found_test)),
+        n_found_rows=len(np.unique(found_test // tokens.shape[1])),
         validation=train.rows >= first_validation_row,
         labelled=labels,
     )
@@ -180,19 +206,26 @@ def _labelled(labels: Labels, rows: np.ndarray) -> np.ndarray:
     return np.flatnonzero((labels.values >= 0) & rows[:, None])
 
 
-def _choose(labels: Labels, rows: np.ndarray, limit: int | None, random: np.random.Generator) -> tuple[Side, int]:
-    """The tokens of one side, matched where the task has cells, and their number before the limit."""
+def _scale(n_now: int, wanted: int, found: int) -> int:
+    """How many there must be, where so many give what was found, to give what is wanted."""
+    return math.ceil(n_now * wanted / found)
+
+
+def _choose(
+    labels: Labels, rows: np.ndarray, limit: int | None, random: np.random.Generator
+) -> tuple[Side, np.ndarray]:
+    """The tokens of one side, matched where the task has cells; and the flat indices of those before the limit."""
     tokens = random.permutation(_labelled(labels, rows))
     sets = np.arange(len(tokens))
     if labels.cells is not None:
         tokens, sets = _match(labels.cells.ravel()[tokens], labels.values.ravel()[tokens], tokens, len(labels.classes))
-    n_found, n_a_set = len(tokens), 1 if labels.cells is None else len(labels.classes)
-    if limit is not None and n_found > limit:
-        kept = random.permutation(n_found // n_a_set)[: max(1, limit // n_a_set)]
+    found, n_a_set = tokens, 1 if labels.cells is None else len(labels.classes)
+    if limit is not None and len(found) > limit:
+        kept = random.permutation(len(found) // n_a_set)[: max(1, limit // n_a_set)]
         tokens = tokens[np.isin(sets, kept)]
     side = _side(labels, np.sort(tokens))
     random.shuffle(side.shuffled)
-    return side, n_found
+    return side, found
 
 
 def _match(cells: np.ndarray, values: np.ndarray, tokens: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from anchorage.probe.solver import Solution, Tokens, decide, solve_path
 from anchorage.probe.tokenstream import TokenStream
 from anchorage.store.reader import Cache
 
-PENALTIES = (0.1, 0.01, 0.001, 0.0001)  # from strong to weak
+PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)  # from strong to weak
 # Of the gradient, while penalties are compared; the probe itself is fitted to the solver's own.
 _SEARCH_TOLERANCE = 1e-3
 _BLOCK_ROWS = 128
@@ -33,7 +34,8 @@ def fit_full_batch(
         design: the task's tokens.
 
     Returns:
-        Test scores ``[test tokens, outputs]`` of both, and facts: penalty, n_iterations, converged, tried.
+        Test scores ``[test tokens, outputs]`` of both, and facts: penalty, penalty_at_end (as of :func:`at_end`),
+        n_iterations, converged, tried.
 
     Raises:
         AnchorageError: a value is not finite, or the tokens do not fit in memory.
@@ -47,7 +49,13 @@ def fit_full_batch(
     # The control has the probe's penalty, and with it the same capacity.
     shuffled = torch.from_numpy(design.train.shuffled)
     (control,) = solve_path(tokens, shuffled, n_classes=n_classes, penalties=[best.penalty])
-    facts = {"penalty": best.penalty, "n_iterations": probe.n_iterations, "converged": probe.converged, "tried": tried}
+    facts = {
+        "penalty": best.penalty,
+        "penalty_at_end": at_end(best.penalty, tried),
+        "n_iterations": probe.n_iterations,
+        "converged": probe.converged,
+        "tried": tried,
+    }
     return probe.scores(test), control.scores(test), facts
 
 
@@ -106,6 +114,15 @@ def choose_penalty(
         for solution, found in zip(solutions, accuracies, strict=True)
     ]
     return solutions[int(np.argmax(accuracies))], tried
+
+
+def at_end(penalty: float, tried: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing stronger, or nothing weaker, was tried than the chosen penalty: one beyond might do better.
+
+    A weaker penalty under which the search took no step gave the fit of the one before: it was not really tried.
+    """
+    place = [line["penalty"] for line in tried].index(penalty)
+    return place == 0 or not any(line["n_iterations"] for line in tried[place + 1 :])
 
 
 def _check_memory(n_bytes: int) -> None:

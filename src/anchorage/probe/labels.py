@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from anchorage.digest import digest_files
+from anchorage.digest import code_digest
 from anchorage.errors import SettingsError, did_you_mean
 
-_PROBE_FOLDER = Path(__file__).parent
-_TASK_FOLDER = _PROBE_FOLDER / "tasks"
+_FOLDER = Path(__file__).parent
+_TASK_FOLDER = _FOLDER / "tasks"
 # Modules of the package that decide nothing of a probe: which there are, and their table.
 _BESIDE = {"__init__", "targets", "sweep"}
 
@@ -73,7 +73,7 @@ def label_tokens(task: str, tokens: np.ndarray, train_rows: np.ndarray) -> Label
     return labels
 
 
-def code_digest(task: str) -> str:
+def task_digest(task: str) -> str:
     """Digest of the modules that decide a task's probes: an edit of them makes just these probes anew."""
-    shared = [path for path in _PROBE_FOLDER.glob("*.py") if path.stem not in _BESIDE]
-    return digest_files([_TASK_FOLDER / f"{task.replace('-', '_')}.py", *shared])
+    shared = [f"probe.{path.stem}" for path in _FOLDER.glob("*.py") if path.stem not in _BESIDE]
+    return code_digest(f"probe.tasks.{task.replace('-', '_')}", *shared)

@@ -90,7 +90,7 @@ def fit_site(
     rows, index = np.unique(test.rows, return_inverse=True)
     counts = np.bincount(index)
     correct = np.bincount(index, answers == labels).astype(int)
-    # The control's test labels are shuffled too: its true accuracy is then that of guessing, and nothing else.
+    # About guessing by construction, since the control's test labels are shuffled too: what an interval holds.
     shuffled_correct = np.bincount(index, shuffled == test.shuffled).astype(int)
     (low,), (high,) = row_intervals(correct[:, None], counts, seed=seed)
     (shuffled_low,), (shuffled_high,) = row_intervals(shuffled_correct[:, None], counts, seed=seed)
@@ -106,6 +106,8 @@ def fit_site(
         "shuffled_accuracy": metrics.accuracy(test.shuffled, shuffled),
         "shuffled_low": shuffled_low,
         "shuffled_high": shuffled_high,
+        # By the true labels it is about guessing only if none of them reached the control.
+        "shuffled_true_accuracy": metrics.accuracy(labels, shuffled),
         "chance": design.chance,
         **_merits(labels, answers, scores),
         **facts,

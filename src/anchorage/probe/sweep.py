@@ -18,19 +18,22 @@ from anchorage.store.reader import Cache
 
 COLUMNS = [
     "key", "task", "site", "site_index", "accuracy", "low", "high",
-    "shuffled_accuracy", "shuffled_low", "shuffled_high", "chance",
-    "balanced_accuracy", "auc", "macro_f1", "penalty", "n_iterations", "converged", "n_train", "n_test",
-    "n_train_rows", "n_test_rows", "position_only_accuracy", "token_only_accuracy", "warning",
+    "shuffled_accuracy", "shuffled_low", "shuffled_high", "shuffled_true_accuracy", "chance",
+    "balanced_accuracy", "auc", "macro_f1", "penalty", "penalty_at_end", "n_iterations", "converged",
+    "n_train", "n_test", "n_train_rows", "n_test_rows", "position_only_accuracy", "token_only_accuracy", "warning",
 ]  # fmt: skip
 
 
-def tabulate_sweep(paths: Sequence[Path], controls: dict[str, Any], *, seed: int) -> pd.DataFrame:
+def tabulate_sweep(
+    paths: Sequence[Path], controls: dict[str, Any], *, seed: int, log: Callable[[str], object]
+) -> pd.DataFrame:
     """Bring the probes' files into one table, with intervals that hold for all sites of a task at once.
 
     Args:
         paths: the probes' files, tasks one after the other, sites in running order.
         controls: content of ``controls.json``.
         seed: of the bootstrap.
+        log: gets a line a task: how many of its sites have a fit that asks for a look.
 
     Returns:
         The columns of :data:`COLUMNS`.
@@ -51,6 +54,8 @@ def tabulate_sweep(paths: Sequence[Path], controls: dict[str, Any], *, seed: int
             token_only_accuracy=control["token_only"]["test"],
             warning="; ".join(control["warnings"]),
         )
+        at_end = sum(probe["penalty_at_end"] is True for probe in of_task)
+        log(f"{task}: {len(of_task)} sites, {at_end} with a penalty at an end of the grid")
         for prefix in ("", "shuffled_"):
             correct = np.array([probe["by_test_row"][f"{prefix}correct"] for probe in of_task]).T
             table[f"{prefix}low"], table[f"{prefix}high"] = row_intervals(correct, counts, seed=seed)

@@ -47,9 +47,10 @@ def check_probe(settings: Settings) -> None:
 
 
 def probed_sites(settings: Settings) -> list[str]:
-    """The sites of the probed tier, in running order.
+    """The sites of the probed tier, in running order, raw module paths last.
 
-    A glob needs the model's number of blocks: its ``config.json`` is read, from the Hub where it lies there.
+    A glob needs the model's number of blocks: its ``config.json`` is read, from the Hub where it lies there. Names that
+    are spelled out need no model, but misspelt ones are found; whether a block or module exists the capture will say.
 
     Raises:
         SettingsError: the number cannot be had; the remedy is to spell the sites out.
@@ -58,9 +59,8 @@ def probed_sites(settings: Settings) -> list[str]:
     if settings.probe is None:
         return []
     patterns = settings.capture.tiers[settings.probe.tier].sites
-    if any(is_glob(pattern) for pattern in patterns):
-        return expand_sites(patterns, count_blocks(settings.model))
-    return list(dict.fromkeys(patterns))
+    n_blocks = count_blocks(settings.model) if any(map(is_glob, patterns)) else None
+    return expand_sites(patterns, n_blocks)
 
 
 def group_sites(sites: list[str]) -> list[list[str]]:
