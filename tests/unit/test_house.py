@@ -32,7 +32,7 @@ LAYERS = [
     ["textsource", "corpusfile", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
-    ["plan", "memory", "reduction", "capture", "anchor", "outliers", "checkpoint"],
+    ["plan", "memory", "reduction", "capture", "anchor", "prompts", "padding", "outliers", "checkpoint"],
     [
         "probe.labels",
         "probe.targets",
@@ -42,7 +42,7 @@ LAYERS = [
     ],
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
-    ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers"],
+    ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers", "figures.padding"],
     ["gate", "overview", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
