@@ -77,7 +77,8 @@ class Capturer:
         with trimmed(self.trunk, max(site.depth for site in sites)):
             if wanted not in self._readers:
                 self._readers[wanted] = SiteReader(self.trunk, sites)
-            self._readers[wanted].read(ids, take, lengths)
+            reader = self._readers[wanted]
+            reader.read(ids, take, **({} if lengths is None else reader.padding(ids, lengths)))
         if self._copies is not None:
             self._copies.record_event().synchronize()  # until here a buffer may hold anything
             if not (torch.stack(loads) <= 1).all():

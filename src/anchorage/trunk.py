@@ -144,40 +144,55 @@ class SiteReader:
     Args:
         trunk: in eval mode. It may be shortened by :func:`trimmed`, as long as the sites lie within.
         sites: in running order, as :func:`probe_sites` gives them.
+
+    Attributes:
+        inputs: what the trunk's forward pass takes by name.
     """
 
     def __init__(self, trunk: Trunk, sites: Sequence[Site]) -> None:
         self.sites = list(sites)
-        self._module = trunk.module
+        self.inputs = frozenset(inspect.signature(trunk.module.forward).parameters)
         self._root = NNsight(trunk.module)
         envoys = {envoy.path.removeprefix(_ROOT): envoy for envoy in self._root.modules()}
         self._places = [(site, envoys[site.path]) for site in self.sites]
 
-    def read(self, ids: Tensor, take: Take, lengths: Sequence[int] | None = None) -> None:
+    def read(
+        self, ids: Tensor, take: Take, *, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> None:
         """Run one forward pass, and hand each site's hidden states over at the moment they pass.
 
         Args:
             ids: [rows, seq_len] int64, on the model's device.
-            lengths: real tokens of each row, the first ones; the others are masked. None means that all are real.
             take: called for each site in running order with [rows, seq_len, width], in the model's dtype, on its
                 device. The tensor is the model's own and may be changed in place right after, so ``take`` must copy
                 what it keeps (a cast to another dtype copies). Its exceptions end the pass and reach the caller as is.
+            attention_mask: [rows, seq_len] int64, 1 at real tokens and 0 at pads; None means that all are real.
+            position_ids: [rows, seq_len] int64; None leaves them to the model, which may count pads too.
+
+        Raises:
+            SiteError: the trunk does not take one that is given.
         """
         n_rows, seq_len = ids.shape
-        padding = {} if lengths is None else self._padding(ids, lengths)
-        with torch.no_grad(), self._root.trace(input_ids=ids, use_cache=False, **padding):
+        optional = {"attention_mask": attention_mask, "position_ids": position_ids}
+        given = {name: value for name, value in optional.items() if value is not None}
+        # transformers takes any keyword, and passes over those that it does not know.
+        if unknown := given.keys() - self.inputs:
+            raise SiteError(f"the trunk's forward pass takes no {' and no '.join(sorted(unknown))}")
+        with torch.no_grad(), self._root.trace(input_ids=ids, use_cache=False, **given):
             for site, envoy in self._places:
                 # Reading the attribute waits until the forward pass gets there.
                 take(site, hidden_states(getattr(envoy, site.at), n_rows=n_rows, seq_len=seq_len, site=site.name))
 
-    def _padding(self, ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
-        """The arguments that tell a model of padding. Positions are told too where it takes them: none are made up for
-        rows that it takes for padded."""
+    def padding(self, ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+        """What :meth:`read` must be told of rows padded on the right: the mask, and positions if the model takes them.
+
+        Args:
+            ids: [rows, seq_len] int64, on the model's device.
+            lengths: real tokens of each row, the first ones.
+        """
         places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         mask = (places < torch.tensor(lengths, device=ids.device)[:, None]).long()
-        # nnsight passes a misspelt argument on in silence.
-        takes = inspect.signature(self._module.forward).parameters
-        return {"attention_mask": mask} | ({"position_ids": places} if "position_ids" in takes else {})
+        return {"attention_mask": mask} | ({"position_ids": places} if "position_ids" in self.inputs else {})
 
     def cache(self, ids: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """Run one forward pass and keep every site with nnsight's own cache: a second path, to compare the first with.

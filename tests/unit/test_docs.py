@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from anchorage import memory, outliers
+from anchorage import memory, outliers, padding
 from anchorage.probe import fullbatch, sweep
 from anchorage.probe.labels import Labels, known_tasks
 from anchorage.settings import CaptureSettings, CorpusSettings, ModelSettings, ProbeSettings, Settings, TierSettings
@@ -55,7 +55,9 @@ def test_every_key_is_explained():
 
 def test_every_column_is_explained():
     text = (ROOT / "docs/results.md").read_text()
-    for column in [*memory.COLUMNS, *sweep.COLUMNS, *outliers.COLUMNS, *outliers.DIMENSION_COLUMNS]:
+    tables = [memory.COLUMNS, sweep.COLUMNS, outliers.COLUMNS, outliers.DIMENSION_COLUMNS]
+    tables += [padding.COLUMNS, padding.NORM_COLUMNS]
+    for column in [column for columns in tables for column in columns]:
         assert f"`{column}`" in text, column
 
 

@@ -32,7 +32,20 @@ LAYERS = [
     ["textsource", "corpusfile", "packing", "corpus"],
     ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
-    ["plan", "memory", "leak", "reduction", "capturer", "capture", "anchor", "outliers", "statetree", "checkpoint"],
+    [
+        "plan",
+        "memory",
+        "leak",
+        "reduction",
+        "capturer",
+        "capture",
+        "anchor",
+        "prompts",
+        "padding",
+        "outliers",
+        "statetree",
+        "checkpoint",
+    ],
     [
         "probe.labels",
         "probe.targets",
@@ -42,7 +55,7 @@ LAYERS = [
     ],
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
-    ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers", "figures.memory"],
+    ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers", "figures.memory", "figures.padding"],
     ["gate", "rst", "overview", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]

@@ -122,5 +122,14 @@ OUTLIER_RESULTS = [
     )
 ]
 COSTS_RESULTS: list[str] = []
-PADDING_RESULTS: list[str] = []
+PADDING_RESULTS = [
+    f"{RESULTS}/{name}"
+    for name in (
+        "padding.json",
+        "padding.csv",
+        "padding_norms.csv",
+        "padding.svg",
+        "padding.png",
+    )
+]
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]
