@@ -60,12 +60,7 @@ def draw_prompts(plan: Plan) -> list[Prompt]:
 
     A row that has fewer real tokens than its turn asks for is taken whole.
     """
-    n_rows, seq_len = plan.layout.n_rows, plan.corpus.seq_len
-    file = TensorFile(plan.tokens_path)
-    try:
-        lengths = np.frombuffer(file.read_rows("lengths", 0, n_rows), "<u4").astype(int)
-    finally:
-        file.close()
+    n_rows, seq_len, lengths = plan.layout.n_rows, plan.corpus.seq_len, _row_lengths(plan)
     rows = np.random.default_rng(plan.settings.seed).choice(n_rows, min(N_PROMPTS, n_rows), replace=False)
     rows = rows[np.argsort(lengths[rows], kind="stable")]
     # Turned round, so that a single prompt is a whole row.
@@ -74,14 +69,22 @@ def draw_prompts(plan: Plan) -> list[Prompt]:
     return [Prompt(int(row), torch.from_numpy(some.astype(np.int64))) for row, some in zip(rows, ids, strict=True)]
 
 
+def _row_lengths(plan: Plan) -> np.ndarray:
+    """Real tokens of each row of the corpus."""
+    file = TensorFile(plan.tokens_path)
+    try:
+        return np.frombuffer(file.read_rows("lengths", 0, plan.layout.n_rows), "<u4").astype(int)
+    finally:
+        file.close()
+
+
 def pad_prompts(prompts: Sequence[Prompt], side: str, *, explicit: bool) -> Batch:
     """Put prompts together in one batch, with pads on one side.
 
     Args:
         prompts: in the order of the batch.
         side: left or right.
-        explicit: whether the batch says which position each token has. Pads have position 0, as in transformers' own
-            generation; nothing looks at them.
+        explicit: whether the batch says which position each token has: a prompt's are counted from 0, pads have 0.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     starts = [longest - len(prompt.ids) if side == "left" else 0 for prompt in prompts]
