@@ -75,8 +75,7 @@ def pad_prompts(prompts: Sequence[Prompt], side: str, *, explicit: bool) -> Batc
     Args:
         prompts: in the order of the batch.
         side: left or right.
-        explicit: whether the batch says which position each token has. Pads have position 0, as in transformers' own
-            generation; nothing looks at them.
+        explicit: whether the batch says which position each token has: a prompt's are counted from 0, pads have 0.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     starts = [longest - len(prompt.ids) if side == "left" else 0 for prompt in prompts]
