@@ -58,7 +58,9 @@ DECIDES = {
     "format": SHARD_FORMAT,
     "model": settings.model.model_dump(),
     "corpus": settings.corpus.model_dump(),
-    "capture": settings.capture.model_dump(exclude={"parts", "staging_dir", "overlap_copies"}),
+    "capture": settings.capture.model_dump(
+        exclude={"parts", "staging_dir", "overlap_copies"}
+    ),
 }
 
 CORPUS_RESULTS = [MODEL_FACTS, TOKENS, CORPUS_FACTS]
