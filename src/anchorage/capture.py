@@ -140,7 +140,7 @@ def capture_shards(
         ThreadPoolExecutor(1, "writer") as writer,
     ):
         for index, shard in enumerate(shards):
-            times = _fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
+            times = fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
             started = time.perf_counter()
             if pending is not None:
                 records[shards[index - 1]] = pending.result()  # a failed write ends the capture here
@@ -184,7 +184,7 @@ class _Committer:
         return shard_metadata(shape, key=self._plan.key, shard=shard, rows=rows, tokens_digest=digest)
 
 
-def _fill_shard(
+def fill_shard(
     plan: Plan, capturer: Capturer, *, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
 ) -> dict[str, float]:
     """Run a shard's batches. Returns the seconds spent in forward passes and in digests."""

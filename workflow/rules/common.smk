@@ -83,6 +83,8 @@ ANCHOR_RESULTS = [
     f"{RESULTS}/gates/anchor.ok",
 ]
 MEMORY_RESULTS = [f"{RESULTS}/memory.csv"]
+EXTRAPOLATION_RESULTS = [f"{RESULTS}/extrapolation.json"]
+PLAN_RESULTS = [f"{RESULTS}/plan.json"]
 PROBE_TASKS = settings.probe.tasks if settings.probe else []
 SITE_GROUPS = group_sites(PROBE_SITES)
 PROBE_FILES = [

@@ -1,4 +1,5 @@
-# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.csv, and a gate for each check.
+# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.csv, extrapolation.json, and a gate for each
+# check.
 # Guarantees: a check always writes its report; its gate fails the workflow on it.
 
 
@@ -107,3 +108,29 @@ rule table_memory:
         decides=DECIDES,
     script:
         "../scripts/table_memory.py"
+
+
+rule extrapolate:
+    input:
+        model=MODEL_FACTS,
+        tokens=TOKENS,
+        manifest=f"{CACHE}/{MANIFEST}",
+        memory=f"{RESULTS}/memory.csv",
+    output:
+        report(
+            EXTRAPOLATION_RESULTS,
+            caption="../report/extrapolation.rst",
+            category="8 Extrapolation",
+            labels={
+                "result": "Predicted and measured time and bytes, and a forecast (JSON)"
+            },
+        ),
+    log:
+        f"{LOGS}/extrapolate.log",
+    conda:
+        ENVIRONMENT
+    params:
+        decides=DECIDES,
+        forecast_rows=settings.forecast_rows,
+    script:
+        "../scripts/extrapolate.py"
