@@ -9,11 +9,14 @@ RUN = $(shell $(BIN)/python -c 'import sys, yaml; print(yaml.safe_load(open(sys.
 REPORT = results/$(RUN)/report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run report verify prune clean test lint format lock
+.PHONY: help plan run report verify prune clean test lint format lock
 
 help: ## Say what can be made
 	@echo "make [CONFIG=config/config.yaml] [CORES=4] TARGET"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST)
+
+plan: .venv/run.stamp ## Forecast time and disk from a short pilot, before the run
+	$(SNAKEMAKE) --forcerun forecast_run -- plan
 
 run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)

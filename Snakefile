@@ -1,7 +1,7 @@
 # Anchorage: a corpus through a language model, its activations on disk, proved to equal the model.
 #
 #   snakemake --cores 4            the whole default run; the same command resumes after anything
-#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory, probes
+#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory, extrapolation, probes
 #   --configfile config/x.yaml     another run; keys are explained in config/README.md
 import sys
 
@@ -38,7 +38,9 @@ localrules:
     verify,
     anchor,
     memory,
+    extrapolation,
     probes,
+    plan,
     measurements,
 
 
@@ -50,6 +52,7 @@ rule all:
         VERIFY_RESULTS,
         ANCHOR_RESULTS,
         MEMORY_RESULTS,
+        EXTRAPOLATION_RESULTS,
         PROBE_RESULTS,
         OUTLIER_RESULTS,
         OVERVIEW_RESULTS,
@@ -85,6 +88,14 @@ rule memory:
         MEMORY_RESULTS,
 
 
+rule extrapolation:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        MEMORY_RESULTS,
+        EXTRAPOLATION_RESULTS,
+
+
 rule probes:
     input:
         CORPUS_RESULTS,
@@ -92,6 +103,13 @@ rule probes:
         VERIFY_RESULTS,
         PROBE_RESULTS,
         OUTLIER_RESULTS,
+
+
+# Not part of `all`: a forecast, made before the run.
+rule plan:
+    input:
+        CORPUS_RESULTS,
+        PLAN_RESULTS,
 
 
 # Not part of `all`: they measure the machine and the libraries, and take minutes.

@@ -97,7 +97,7 @@ def capture_shards(
         ThreadPoolExecutor(1, "writer") as writer,
     ):
         for index, shard in enumerate(shards):
-            batches = _fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
+            batches = fill_shard(plan, capturer, buffers=buffers[index % 2], shard=shard, bar=bar)
             started = time.perf_counter()
             if pending is not None:
                 records[shards[index - 1]] = pending.result()  # a failed write ends the capture here
@@ -156,7 +156,7 @@ class _Committer:
         return shard_metadata(shape, key=self._plan.key, shard=shard, rows=rows, tokens_digest=digest)
 
 
-def _fill_shard(
+def fill_shard(
     plan: Plan, capturer: Capturer, *, buffers: Mapping[str, ShardBuffer], shard: int, bar: tqdm
 ) -> list[dict[str, Any]]:
     """Run a shard's batches. Returns an entry of the batch log for each: memory after it, and where its time went."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,13 @@ class Plan:
         return self.corpus.lengths(rows.start, rows.stop).tolist() if self.padded else None
 
     def n_tokens(self, rows: range) -> int:
-        """Real tokens of rows, in all."""
-        return int(self.corpus.lengths(rows.start, rows.stop).sum())
+        """Real tokens of rows, in all; rows beyond the corpus, as forecasts have them, count as long as its mean."""
+        if not self.padded:
+            return len(rows) * self.corpus.seq_len
+        n_rows = self.corpus.n_rows
+        known = self.corpus.lengths(min(rows.start, n_rows), min(rows.stop, n_rows))
+        mean = self.corpus.lengths(0, n_rows).mean() if len(known) < len(rows) else 0.0
+        return int(known.sum() + round((len(rows) - len(known)) * mean))
 
     def batch_tokens(self, rows: range) -> np.ndarray:
         """Token ids of a batch ``[rows, seq_len]``; where rows are padded, only as far as its longest row goes."""
@@ -86,6 +91,10 @@ class Plan:
     def staging(self) -> Path:
         """The folder of this key's staged shards."""
         return self.settings.staging / self.key
+
+    def with_rows(self, rows: int) -> Plan:
+        """The same for another number of rows: for forecasts, since its corpus stays as it is."""
+        return replace(self, settings=self.settings.with_rows(rows))
 
     def shapes(self, widths: Mapping[str, int]) -> dict[str, TierShape]:
         """Shape of each tier, given the width of each site."""
@@ -133,15 +142,37 @@ def load_plan(settings: Settings, model_path: Path, tokens_path: Path) -> Plan:
     return Plan(settings, json.loads(model_path.read_text()), tokens_path)
 
 
-def check_space(plan: Plan, widths: Mapping[str, int]) -> None:
-    """Compare what the run has yet to write, all its parts together, with the free space.
+@dataclass(frozen=True)
+class Space:
+    """Room on one disk.
+
+    Attributes:
+        folder: a folder there that exists.
+        needed_bytes: what the run has yet to write there.
+        free_bytes: what is free.
+        remedy: what can be done where it does not fit.
+    """
+
+    folder: Path
+    needed_bytes: int
+    free_bytes: int
+    remedy: str
+
+    @property
+    def short_bytes(self) -> int:
+        """What is lacking, 0 where it fits. Some room is left for everything that is not a shard."""
+        return max(0, self.needed_bytes + _SPARE_BYTES - self.free_bytes)
+
+
+def measure_space(plan: Plan, widths: Mapping[str, int]) -> list[Space]:
+    """What the run has yet to write, all its parts together, and the free space, disk by disk.
 
     Args:
         plan: the run.
         widths: width of each site.
 
-    Raises:
-        CaptureError: it does not fit.
+    Returns:
+        The disk of the staged shards; then that of the results, where it is another.
     """
     layout, shapes = plan.layout, plan.shapes(widths)
     sizes = {
@@ -151,20 +182,33 @@ def check_space(plan: Plan, widths: Mapping[str, int]) -> None:
         for rows in [layout.tier_shard_rows(tier, shard)]
     }
     unstaged = sum(size for place, size in sizes.items() if not (plan.staging / staged_shard(*place)).exists())
+    staging, results = existing_folder(plan.staging), existing_folder(plan.settings.results)
     remedy = (
         "Free some (`make prune` removes staged shards of earlier configurations), store fewer rows or sites, or set "
         "capture.staging_dir to a larger disk."
     )
-    _require_free(plan.staging, unstaged, remedy)
-    results = next(path for path in (plan.settings.results, *plan.settings.results.absolute().parents) if path.exists())
-    if results.stat().st_dev != plan.staging.stat().st_dev:
+    spaces = [Space(staging, unstaged, shutil.disk_usage(staging).free, remedy)]
+    if results.stat().st_dev != staging.stat().st_dev:
         # No hard links across filesystems: publication will copy.
-        _require_free(results, sum(sizes.values()), "Free some, store less, or put results and staging on one disk.")
+        remedy = "Free some, store less, or put results and staging on one disk."
+        spaces.append(Space(results, sum(sizes.values()), shutil.disk_usage(results).free, remedy))
+    return spaces
 
 
-def _require_free(folder: Path, needed: int, remedy: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed + _SPARE_BYTES > free:
-        raise CaptureError(
-            f"{folder}: the run needs another {needed / 2**30:.2f} GiB there, {free / 2**30:.2f} GiB are free. {remedy}"
-        )
+def check_space(plan: Plan, widths: Mapping[str, int]) -> None:
+    """Compare what the run has yet to write with the free space.
+
+    Raises:
+        CaptureError: it does not fit.
+    """
+    for space in measure_space(plan, widths):
+        if space.short_bytes:
+            raise CaptureError(
+                f"{space.folder}: the run needs another {space.needed_bytes / 2**30:.2f} GiB there, "
+                f"{space.free_bytes / 2**30:.2f} GiB are free. {space.remedy}"
+            )
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder itself, or its nearest parent that exists: what lies on the same disk."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -162,6 +162,10 @@ class Settings(_Section):
         """Folder of the shards not yet published, one folder a capture key below it."""
         return Path(self.capture.staging_dir) / self.run if self.capture.staging_dir else self.results / "staging"
 
+    def with_rows(self, rows: int) -> Settings:
+        """The same configuration for a corpus of another number of rows."""
+        return self.model_copy(update={"corpus": self.corpus.model_copy(update={"rows": rows})})
+
     def tier_rows(self) -> dict[str, int]:
         """Rows that each tier holds."""
         n_rows = self.corpus.rows

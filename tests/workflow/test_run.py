@@ -30,6 +30,18 @@ def captured(workflow, part: int) -> str:
     return re.findall(r"reused \d+, captured \d+ shards", workflow.log(f"capture_part_{part}"))[-1]
 
 
+def field_names(report: dict) -> set[str]:
+    """Names of all fields, inner ones too; names of tiers are no fields."""
+    inner = [report[name] for name in ("active_s", "bytes", "run", "forecast", "pilot") if name in report]
+    inner += report.get("disks", []) + list(report.get("tiers", {}).values())
+    return set(report).union(*map(field_names, inner))
+
+
+def undocumented(report: dict) -> set[str]:
+    text = (ROOT / "docs/results.md").read_text()
+    return {name for name in field_names(report) if f"`{name}`" not in text}
+
+
 def test_every_result_is_there_with_its_fields(workflow):
     assert {"source", "commit", "weights_digest", "tokenizer_digest", "architecture", "versions"} <= set(
         workflow.report("model")
@@ -51,11 +63,33 @@ def test_every_result_is_there_with_its_fields(workflow):
         memory = list(csv.DictReader(file))
     assert [int(row["shard"]) for row in memory] == list(range(11))
     assert {row["part"] for row in memory} == {"0", "1"}
+    extrapolation = workflow.report("extrapolation")
+    assert undocumented(extrapolation) == set()
+    assert (extrapolation["n_shards_used"], extrapolation["n_shards_logged"]) == (3, 11)
+    assert extrapolation["bytes"]["measured"] == verify["n_bytes"]
+    assert abs(extrapolation["bytes"]["relative_error"]) < 0.01
+    assert extrapolation["active_s"]["measured"] > sum(float(row["forward_s"]) for row in memory)
+    assert extrapolation["forecast"]["hours_low"] < extrapolation["forecast"]["hours_high"]
     with open(workflow.results / "anchor_batches.csv") as file:
         assert [int(row["batch_rows"]) for row in csv.DictReader(file)] == [1, 2, 4, 8, 16, 32]
-    assert {head["key"], verify["key"], anchor["key"], *(row["key"] for row in memory)} == {head["key"]}
+    assert {head["key"], verify["key"], anchor["key"], extrapolation["key"], *(row["key"] for row in memory)} == {
+        head["key"]
+    }
     assert (workflow.results / "anchor_batches.svg").read_text().startswith("<?xml")
     assert "Nothing to be done" in workflow.run()
+
+
+def test_the_plan_is_made_before_anything_is_captured(corpus_workflow, tmp_path):
+    workflow = corpus_workflow.copy(tmp_path)
+    command = ("--forcerun", "forecast_run", "--", "plan")
+    assert " ".join(command) in (ROOT / "Makefile").read_text()
+    output = workflow.run(*command)
+    for said in ("residual, GiB", "86 rows: fits", "50,000 rows: fits"):
+        assert said in output
+    assert sorted(path.name for path in workflow.results.iterdir()) == ["corpus", "logs", "model.json", "plan.json"]
+    plan = workflow.report("plan")
+    assert undocumented(plan) == set()
+    assert plan["run"]["n_files"] == 2 * 11 + 7
 
 
 def test_changed_sites_and_back_captures_nothing(workflow):

@@ -56,3 +56,21 @@ rule prune:
         ENVIRONMENT
     script:
         "../scripts/prune.py"
+
+
+# What the run will take, from a few batches of it, against what the disk has: `make plan`.
+rule forecast_run:
+    input:
+        model=MODEL_FACTS,
+        tokens=TOKENS,
+    output:
+        PLAN_RESULTS,
+    log:
+        f"{LOGS}/forecast_run.log",
+    conda:
+        ENVIRONMENT
+    threads: CAPTURE_THREADS
+    params:
+        decides=DECIDES,
+    script:
+        "../scripts/forecast_run.py"

@@ -93,6 +93,8 @@ MEMORY_RESULTS = [
     f"{RESULTS}/memory.png",
     f"{RESULTS}/gates/memory.ok",
 ]
+EXTRAPOLATION_RESULTS = [f"{RESULTS}/extrapolation.json"]
+PLAN_RESULTS = [f"{RESULTS}/plan.json"]
 PROBE_TASKS = settings.probe.tasks if settings.probe else []
 SITE_GROUPS = group_sites(PROBE_SITES)
 PROBE_FILES = [

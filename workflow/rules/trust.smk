@@ -1,4 +1,4 @@
-# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.*, memory_batches.csv, and a gate for each check.
+# Needs the cache. Makes verify.json, anchor.json, anchor_batches.*, memory.*, memory_batches.csv, extrapolation.json, a gate for each check.
 # Guarantees: a check always writes its report; its gate fails the workflow on it.
 
 
@@ -155,3 +155,29 @@ rule plot_memory:
         ENVIRONMENT
     script:
         "../scripts/plot_memory.py"
+
+
+rule extrapolate:
+    input:
+        model=MODEL_FACTS,
+        tokens=TOKENS,
+        manifest=f"{CACHE}/{MANIFEST}",
+        memory=f"{RESULTS}/memory.csv",
+    output:
+        report(
+            EXTRAPOLATION_RESULTS,
+            caption="../report/extrapolation.rst",
+            category="8 Extrapolation",
+            labels={
+                "result": "Predicted and measured time and bytes, and a forecast (JSON)"
+            },
+        ),
+    log:
+        f"{LOGS}/extrapolate.log",
+    conda:
+        ENVIRONMENT
+    params:
+        decides=DECIDES,
+        forecast_rows=settings.forecast_rows,
+    script:
+        "../scripts/extrapolate.py"
