@@ -4,6 +4,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
+from anchorage.costs.comparison import ROUNDS
 from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
@@ -113,6 +114,13 @@ OUTLIER_RESULTS = [
         "outliers.png",
     )
 ]
-COSTS_RESULTS: list[str] = []
+COST_ROUNDS = [f"{RESULTS}/costs/round-{round}.csv" for round in range(ROUNDS)]
+COSTS_RESULTS = [
+    *COST_ROUNDS,
+    *(
+        f"{RESULTS}/{name}"
+        for name in ("costs.csv", "costs.md", "costs.svg", "costs.png")
+    ),
+]
 PADDING_RESULTS: list[str] = []
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]
