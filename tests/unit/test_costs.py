@@ -198,6 +198,13 @@ def test_the_verdict_follows_from_the_rounds(times, ratio, verdict):
     assert f"- The whole model: {ratio} times the time of {against}: {verdict}.\n" in text
 
 
+def test_what_is_kept_is_compared():
+    text = sentences(everything={"kept_mib": 360.0, "n_modules": 330})
+    assert "- Caching every module: 10 times the bytes kept of a batch of caching the wanted sites: more bytes." in text
+    assert "- Caching every module: 10 times the number of modules kept of caching the wanted sites: more" in text
+    assert "bytes kept of a batch of caching the wanted sites: no difference was shown." in sentences()
+
+
 def test_ratios_are_of_one_round_not_of_medians():
     drift = np.array([1.0, 2.0, 4.0, 8.0, 16.0])  # the machine slows down; the cases' ratio stays
     text = sentences(trunk={SECONDS: drift}, full={SECONDS: 1.5 * drift})
@@ -207,7 +214,7 @@ def test_ratios_are_of_one_round_not_of_medians():
 @pytest.mark.parametrize(
     ("detached", "said", "not_said"),
     [
-        (900.0, "does not stand in for no_grad", "as well as no_grad"),
+        (1000.0, "does not stand in for no_grad", "as well as no_grad"),
         (30.0, "`.detach()` does as well as no_grad", "stand in for"),
         ([90, 100, 110, 120, 130], "batches held: no difference was shown", "stand in for"),
     ],
@@ -224,7 +231,8 @@ def test_what_detaching_does_is_read_from_the_numbers(detached, said, not_said):
     assert said in line
     assert not_said not in line
     of_one_batch = next(line for line in text.splitlines() if "memory of autograd on, each batch dropped" in line)
-    assert ("lowered the peak" in of_one_batch) == (detached != 900.0)
+    peak = "did not lower the peak" if detached == 1000.0 else "lowered the peak"
+    assert f"; `.detach()` {peak} of the forward pass." in of_one_batch
 
 
 def test_too_few_rounds_show_nothing():

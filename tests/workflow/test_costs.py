@@ -1,7 +1,7 @@
 """The costs through the real workflow: a round in fresh processes, all rounds to table, sentences and figure.
 
-Goal: the target's files come out of its rules. Method: the tiny configuration; one comparison is really measured, since a fresh process a case takes seconds; whole rounds are made
-up.
+Goal: the target's files come out of its rules. Method: the tiny configuration; one comparison is really measured, since
+a fresh process a case takes seconds; whole rounds are made up.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from nnsight import NNsight
 from torch import Tensor
 
 from anchorage.capture import Capturer, capture_shards
-from anchorage.costs.comparison import PEAK, SECONDS, Case, Comparison, Pair
+from anchorage.costs.comparison import KEPT, MODULES, PEAK, SECONDS, Case, Comparison, Pair
 from anchorage.model import load_model
 from anchorage.plan import Plan
 from anchorage.store.format import STORAGE_DTYPES
@@ -137,7 +137,7 @@ def keep_sites(subject: Subject, ids: Tensor, *, grad: bool, detach: bool = Fals
 
 
 def capture_rows(subject: Subject, batches: Sequence[range], *, disk: bool) -> Kept:
-    """The capture itself of the first rows, in two shards; with ``disk`` durable, in a folder that is removed."""
+    """The capture itself of first rows, in two shards or more; with ``disk`` durable, in a folder that is removed."""
     plan, capture = subject.plan, subject.plan.settings.capture
     shard_rows = math.ceil(len(batches) / 2) * capture.batch_rows
     corpus = plan.settings.corpus.model_copy(update={"rows": batches[-1].stop})
@@ -181,7 +181,7 @@ COMPARISONS = {
             "wanted": _batchwise("caching the wanted sites", cache_wanted),
             "everything": _batchwise("caching every module", cache_everything),
         },
-        (Pair("everything", "wanted", SECONDS), Pair("everything", "wanted", PEAK)),
+        tuple(Pair("everything", "wanted", column) for column in (SECONDS, PEAK, MODULES, KEPT)),
     ),
     "autograd": Comparison(
         "torch.no_grad() against autograd on, batches dropped and held",
@@ -201,7 +201,10 @@ COMPARISONS = {
                 "grad-held-detached",
                 "grad-dropped",
                 PEAK,
-                {"less": "`.detach()` lowered the peak of the forward pass"},
+                {
+                    "more": "`.detach()` did not lower the peak of the forward pass",
+                    "less": "`.detach()` lowered the peak of the forward pass",
+                },
             ),
             Pair(
                 "grad-held-detached",
@@ -243,7 +246,7 @@ COMPARISONS = {
         same_values=True,
     ),
     "disk": Comparison(
-        "the capture without and with durable shards: two small ones, the second's write not hidden by a third",
+        "the capture without and with durable shards: small ones, the write of the last not hidden by a next",
         {
             "without": Case("capturing without writing", partial(capture_rows, disk=False)),
             "with": Case("capturing with durable shards", partial(capture_rows, disk=True)),

@@ -11,7 +11,7 @@ COLUMNS = [
     "key", "comparison", "case", "round", "position", "batches", "tokens", "seconds_per_batch", "tokens_per_s",
     "peak_mib", "cuda_peak_mib", "n_modules", "kept_mib", "n_compared", "n_equal",
 ]  # fmt: skip
-SECONDS, PEAK = "seconds_per_batch", "peak_mib"
+SECONDS, PEAK, MODULES, KEPT = "seconds_per_batch", "peak_mib", "n_modules", "kept_mib"  # what is compared
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Pair:
 
     Args:
         case, against: names of cases; the ratio is that of the first to the second.
-        column: :data:`SECONDS` or :data:`PEAK`.
+        column: :data:`SECONDS`, :data:`PEAK`, :data:`MODULES` or :data:`KEPT`.
         meaning: what it shows where the ratio lies above 1 in every round (``more``), or below (``less``).
     """
 
@@ -60,4 +60,4 @@ class Comparison:
     cases: Mapping[str, Case]
     pairs: tuple[Pair, ...]
     same_values: bool = False
-    n_batches: int = 3
+    n_batches: int = 2

@@ -110,7 +110,9 @@ def _synchronise(device: str) -> None:
 
 def _rise(before: Mapping[str, float | None], after: Mapping[str, float | None], level: str, peak: str) -> float | None:
     start, old, new = before[level], before[peak], after[peak]
-    if start is None or old is None or new is None or (new == old > start + 1):
+    if start is None or old is None or new is None:
+        return None
+    if new == old > start + 1:  # MiB: an old peak that the kernel did not forget, and that was not reached again
         return None
     return round(new - start, 2)
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from anchorage.costs.comparison import PEAK, SECONDS, Comparison, Pair
+from anchorage.costs.comparison import KEPT, MODULES, PEAK, SECONDS, Comparison, Pair
 
 MIN_ROUNDS = 5  # of fewer, all lie on one side of 1 by chance too often
-_UNCLEAR = "no difference was shown"
-_WHAT = {SECONDS: "the time", PEAK: "the peak memory"}
-_VERDICTS = {
-    SECONDS: {"more": "slower", "less": "faster", "unclear": _UNCLEAR},
-    PEAK: {"more": "more memory", "less": "less memory", "unclear": _UNCLEAR},
-}
+_WHAT = {SECONDS: "time", PEAK: "peak memory", MODULES: "number of modules kept", KEPT: "bytes kept of a batch"}
+_MORE = {SECONDS: "slower", PEAK: "more memory", MODULES: "more modules", KEPT: "more bytes"}
+_LESS = {SECONDS: "faster", PEAK: "less memory", MODULES: "fewer modules", KEPT: "fewer bytes"}
 
 
 def describe_costs(table: pd.DataFrame, comparisons: Mapping[str, Comparison]) -> str:
@@ -72,7 +69,7 @@ def _section(name: str, comparison: Comparison, table: pd.DataFrame) -> list[str
     ]
     for case in comparison.cases:
         rows = table[table["case"] == case]
-        cells = [_spread(rows[column]) for column in (SECONDS, "tokens_per_s", PEAK, "n_modules", "kept_mib")]
+        cells = [_spread(rows[column]) for column in (SECONDS, "tokens_per_s", PEAK, MODULES, KEPT)]
         lines.append(" | ".join([f"| {case}", *cells]) + " |")
     lines.append("")
     lines += [f"- {_pair_sentence(comparison, table, pair)}" for pair in comparison.pairs]
@@ -86,13 +83,13 @@ def _pair_sentence(comparison: Comparison, table: pd.DataFrame, pair: Pair) -> s
     case, against = (comparison.cases[name].label for name in (pair.case, pair.against))
     head = f"{case[0].upper()}{case[1:]}"
     if ratios.isna().any():
-        return f"{head} against {against}: {_WHAT[pair.column]} could not be compared in every round."
+        return f"{head} against {against}: the {_WHAT[pair.column]} could not be compared in every round."
     outcome = pair_outcome(ratios)
-    verdict = _VERDICTS[pair.column][outcome]
+    verdict = {"more": _MORE, "less": _LESS}.get(outcome, {}).get(pair.column, "no difference was shown")
     if len(ratios) < MIN_ROUNDS:
         verdict = f"{len(ratios)} round(s) are too few to show a difference"
     meaning = f"; {pair.meaning[outcome]}" if outcome in pair.meaning else ""
-    return f"{head}: {_spread(ratios)} times {_WHAT[pair.column]} of {against}: {verdict}{meaning}."
+    return f"{head}: {_spread(ratios)} times the {_WHAT[pair.column]} of {against}: {verdict}{meaning}."
 
 
 def _equal_sentences(comparison: Comparison, table: pd.DataFrame) -> list[str]:
