@@ -35,6 +35,10 @@ class CaptureError(AnchorageError):
     """The capture cannot go on: values that do not fit the storage dtype, no space, a folder in use."""
 
 
+class MeasurementError(AnchorageError):
+    """A measurement could not be made, or its table is not whole."""
+
+
 class IntegrityError(AnchorageError):
     """Stored bytes are not what they must be.
 

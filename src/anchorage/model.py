@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from anchorage.architecture import Trunk, find_trunk
@@ -108,6 +108,15 @@ def load_trunk(facts: Mapping[str, Any], settings: ModelSettings) -> Trunk:
         IntegrityError: the model on disk is no longer the one that was resolved.
         ModelError: it cannot be loaded, or its files lack weights; or the facts are of another configuration.
     """
+    return _load(facts, settings, with_head=False)[1]
+
+
+def load_model(facts: Mapping[str, Any], settings: ModelSettings) -> tuple[PreTrainedModel, Trunk]:
+    """As :func:`load_trunk`, but with the head: the whole model on its device, and the trunk within it."""
+    return _load(facts, settings, with_head=True)
+
+
+def _load(facts: Mapping[str, Any], settings: ModelSettings, *, with_head: bool) -> tuple[PreTrainedModel, Trunk]:
     for name in ("source", "revision", "dtype"):
         if facts[name] != getattr(settings, name):
             raise ModelError(
@@ -133,15 +142,15 @@ def load_trunk(facts: Mapping[str, Any], settings: ModelSettings) -> Trunk:
         )
         model, info = loaded
         trunk = find_trunk(model.eval().requires_grad_(False))
-        _check_complete(info["missing_keys"], trunk, folder)
-        # The trunk alone is moved: the head, which is never run, takes no room on a GPU, and is let go here.
-        trunk.module.to(facts["device"])
-    return trunk
+        _check_complete(info["missing_keys"], "" if with_head else f"{trunk.prefix}.", folder)
+        # A head that is never run takes no room on a GPU: the trunk alone is moved, and the head let go by the caller.
+        (model if with_head else trunk.module).to(facts["device"])
+    return model, trunk
 
 
-def _check_complete(missing: set[str], trunk: Trunk, folder: Path) -> None:
+def _check_complete(missing: set[str], prefix: str, folder: Path) -> None:
     # transformers fills what a file lacks with random numbers and only warns.
-    lost = sorted(name for name in missing if name.startswith(f"{trunk.prefix}."))
+    lost = sorted(name for name in missing if name.startswith(prefix))
     if lost:
         raise ModelError(
             f"{folder} lacks {len(lost)} of the model's tensors, such as {', '.join(lost[:3])}; fetch it anew"

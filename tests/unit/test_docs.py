@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from anchorage import memory, outliers, padding
+from anchorage.costs import comparison
 from anchorage.probe import fullbatch, sweep
 from anchorage.probe.labels import Labels, known_tasks
 from anchorage.settings import CaptureSettings, CorpusSettings, ModelSettings, ProbeSettings, Settings, TierSettings
@@ -56,7 +57,7 @@ def test_every_key_is_explained():
 def test_every_column_is_explained():
     text = (ROOT / "docs/results.md").read_text()
     tables = [memory.COLUMNS, sweep.COLUMNS, outliers.COLUMNS, outliers.DIMENSION_COLUMNS]
-    tables += [padding.COLUMNS, padding.NORM_COLUMNS]
+    tables += [padding.COLUMNS, padding.NORM_COLUMNS, comparison.COLUMNS]
     for column in [column for columns in tables for column in columns]:
         assert f"`{column}`" in text, column
 

@@ -58,8 +58,17 @@ LAYERS = [
     ],
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
-    ["figures.style", "figures.anchor", "figures.sweep", "figures.outliers", "figures.memory", "figures.padding"],
-    ["gate", "rst", "overview", "job"],
+    ["costs.comparison", "costs.cases", "costs.rounds", "costs.sentences"],
+    [
+        "figures.style",
+        "figures.anchor",
+        "figures.sweep",
+        "figures.outliers",
+        "figures.memory",
+        "figures.padding",
+        "figures.costs",
+    ],
+    ["gate", "rst", "overview", "job", "costs.process"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 SOURCES = sorted(PACKAGE.rglob("*.py"))

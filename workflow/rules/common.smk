@@ -4,6 +4,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
+from anchorage.costs.comparison import ROUNDS
 from anchorage.digest import code_digest
 from anchorage.errors import AnchorageError
 from anchorage.job import (
@@ -125,7 +126,6 @@ OUTLIER_RESULTS = [
         "outliers.png",
     )
 ]
-COSTS_RESULTS: list[str] = []
 PADDING_RESULTS = [
     f"{RESULTS}/{name}"
     for name in (
@@ -135,5 +135,13 @@ PADDING_RESULTS = [
         "padding.svg",
         "padding.png",
     )
+]
+COST_ROUNDS = [f"{RESULTS}/costs/round-{round}.csv" for round in range(ROUNDS)]
+COSTS_RESULTS = [
+    *COST_ROUNDS,
+    *(
+        f"{RESULTS}/{name}"
+        for name in ("costs.csv", "costs.md", "costs.svg", "costs.png")
+    ),
 ]
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]

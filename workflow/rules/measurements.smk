@@ -46,3 +46,69 @@ rule plot_padding:
         ENVIRONMENT
     script:
         "../scripts/plot_padding.py"
+
+
+rule measure_costs:
+    input:
+        model=MODEL_FACTS,
+        tokens=TOKENS,
+    output:
+        f"{RESULTS}/costs/round-{{round}}.csv",
+    log:
+        f"{LOGS}/measure_costs_{{round}}.log",
+    wildcard_constraints:
+        round=r"\d+",
+    conda:
+        ENVIRONMENT
+    # All cores: nothing else of the run may be at work beside a measurement.
+    threads: workflow.cores
+    params:
+        decides=DECIDES,
+    script:
+        "../scripts/measure_costs.py"
+
+
+rule tabulate_costs:
+    input:
+        model=MODEL_FACTS,
+        rounds=COST_ROUNDS,
+    output:
+        table=report(
+            f"{RESULTS}/costs.csv",
+            caption="../report/costs.rst",
+            category="6 Costs",
+            labels={"result": "Time and memory of every case and round (CSV)"},
+        ),
+        sentences=report(
+            f"{RESULTS}/costs.md",
+            caption="../report/costs.rst",
+            category="6 Costs",
+            labels={"result": "What the table of costs shows (Markdown)"},
+        ),
+    log:
+        f"{LOGS}/tabulate_costs.log",
+    conda:
+        ENVIRONMENT
+    params:
+        decides=DECIDES,
+    script:
+        "../scripts/tabulate_costs.py"
+
+
+rule plot_costs:
+    input:
+        f"{RESULTS}/costs.csv",
+    output:
+        report(
+            f"{RESULTS}/costs.svg",
+            caption="../report/costs.rst",
+            category="6 Costs",
+            labels={"result": "Time and peak memory of the cases compared (figure)"},
+        ),
+        f"{RESULTS}/costs.png",
+    log:
+        f"{LOGS}/plot_costs.log",
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/plot_costs.py"
