@@ -162,6 +162,9 @@ class _NoDisk(Staging):
     def log_memory(self, *_: Any, **__: Any) -> None:
         pass
 
+    def log_batches(self, *_: Any, **__: Any) -> None:
+        pass
+
     def commit(self, shard: int, *_: Any, environment: Mapping[str, Any], **__: Any) -> ShardRecord:
         return ShardRecord(shard, (0, 0), environment, {})
 
