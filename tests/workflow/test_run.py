@@ -51,9 +51,15 @@ def test_every_result_is_there_with_its_fields(workflow):
         memory = list(csv.DictReader(file))
     assert [int(row["shard"]) for row in memory] == list(range(11))
     assert {row["part"] for row in memory} == {"0", "1"}
+    with open(workflow.results / "memory_batches.csv") as file:
+        batches = list(csv.DictReader(file))
+    assert [int(row["rows_total"]) for row in batches] == [*range(4, 85, 4), 86]
+    leak = workflow.report("memory")
+    assert (leak["ok"], leak["leak"], leak["n_warmup"]) == (True, None, 22)  # too short to tell
+    assert (workflow.results / "memory.svg").read_text().startswith("<?xml")
     with open(workflow.results / "anchor_batches.csv") as file:
         assert [int(row["batch_rows"]) for row in csv.DictReader(file)] == [1, 2, 4, 8, 16, 32]
-    assert {head["key"], verify["key"], anchor["key"], *(row["key"] for row in memory)} == {head["key"]}
+    assert {report["key"] for report in (verify, anchor, leak, *memory, *batches)} == {head["key"]}
     assert (workflow.results / "anchor_batches.svg").read_text().startswith("<?xml")
     assert "Nothing to be done" in workflow.run()
 
