@@ -125,3 +125,9 @@ onstart:
         RUN_LOCK = hold_run(settings)
     except AnchorageError as error:
         raise WorkflowError(str(error)) from None
+
+
+onsuccess:
+    # Once more, where it is seen: the job that found it ended long ago.
+    if warning := leak_warning(settings):
+        logger.warning(warning)

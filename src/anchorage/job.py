@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import math
 import os
 import signal
@@ -132,6 +133,12 @@ def warn_of_slow_start(layout: Layout) -> str | None:
         f"a part makes {n_files} files, and the start of the workflow takes time with their square. "
         "Larger capture.shard_rows or more capture.parts make it quick."
     )
+
+
+def leak_warning(settings: Settings) -> str | None:
+    """What the verdict on memory warns of, to be said once more at the end of a run."""
+    verdict = settings.results / "memory.json"
+    return json.loads(verdict.read_text())["warning"] if verdict.exists() else None
 
 
 def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:

@@ -15,6 +15,7 @@ it was. A slope above zero is no leak until it adds up.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
@@ -32,12 +33,11 @@ _MAX_POINTS = 1000  # of one series; of several so many that pairs are as many
 _MAX_CORRELATION = 0.99
 _Z95 = NormalDist().inv_cdf(0.975)
 
-REMEDY = (
-    "What is kept for every batch adds up: look at memory.svg for whether it climbs steadily or in a few steps (the "
-    "allocator's own), and in your changes for hooks, lists or graphs that outlive a batch. With more capture.parts "
-    "each job begins with fresh memory, and so does a run that is stopped and started again; nothing is lost by it. "
-    "memory.on_leak chooses between a warning and a failed run."
-)
+REMEDY = """What helps:
+  - look at memory.svg: a leak climbs steadily, an allocator in a few steps;
+  - look for hooks, lists or autograd graphs that outlive a batch;
+  - more capture.parts: each is a job that begins with fresh memory. So does a run stopped and started again;
+  - memory.on_leak: stop fails the run, warn says this."""
 
 Series = tuple[np.ndarray, np.ndarray]
 
@@ -100,6 +100,7 @@ def judge_memory(
     worst = max(measures, key=lambda name: measures[name]["growth_mib_at_forecast_low"], default=None)
     figures = measures[worst] if worst else dict.fromkeys(_FIGURES)
     leak, reason = figures["leak"], _reason(worst, figures, forecast_rows)
+    told = textwrap.fill(reason, 100, initial_indent="  ", subsequent_indent="  ")
     logged = shards.dropna(subset=["memory_log_s"])
     return {
         "key": key,
@@ -114,7 +115,7 @@ def judge_memory(
         "on_leak": on_leak,
         "memory_log_share": float(logged["memory_log_s"].sum() / logged["shard_s"].sum()) if len(logged) else None,
         "reason": reason,
-        "warning": f"WARNING: MEMORY LEAK\n  {reason}\n  {REMEDY}" if leak else None,
+        "warning": f"WARNING: MEMORY LEAK\n{told}\n{REMEDY}" if leak else None,
         "faults": [reason] if leak and on_leak == "stop" else [],
         "measures": measures,
     }

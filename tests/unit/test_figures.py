@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from anchorage.figures.memory import plot_memory
 from anchorage.figures.outliers import plot_outliers
 from anchorage.figures.sweep import plot_sweep
 from anchorage.outliers import OUTLIER_FACTOR
@@ -134,3 +135,52 @@ def test_outliers_mark_a_site_that_is_stored_reduced(tmp_path):
     table, dimensions = outlier_tables(["embed", "block.0"], reduce=["none", "mean"])
     texts = draw(tmp_path, plot_outliers, table, dimensions)
     assert {"embed", "block.0 (mean)"} <= set(texts)
+
+
+def memory_tables(*processes, batches=6, **columns) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Batches and shards of two batches; of each process its part."""
+    table = pd.DataFrame({"part": np.repeat(processes, batches)})
+    table["process"] = np.repeat(range(len(processes)), batches)
+    table["rows_total"] = 16 * (table.index + 1)
+    memory = {"anonymous_mib": 300.0, "rss_mib": 900.0, "peak_mib": 950.0}
+    table = table.assign(**memory | {"cuda_allocated_mib": np.nan, "cuda_peak_mib": np.nan} | columns)
+    return table, table[1::2]
+
+
+def memory_verdict(leak=False, **measures):
+    slopes = {"slope_mib_per_1000_rows": 1.25, "slope_low": 0.5, "slope_high": 2}
+    trend = [{"rows_total": [32, 96], "mib": [300.0, 300.1]}, {"rows_total": [128, 192], "mib": [300.0, 300.1]}]
+    return {"leak": leak, "reason": "it $grows$ so", "measures": dict.fromkeys(measures, slopes | {"trend": trend})}
+
+
+SLOPE = "slope after warm-up: 1.25 MiB per 1,000 rows (0.5 to 2)"
+
+
+def test_memory_marks_parts_and_where_a_process_went_on(tmp_path):
+    verdict = memory_verdict(anonymous_mib=1)
+    texts = draw(tmp_path / "both", plot_memory, *memory_tables(0, 1, 1), verdict)
+    assert [text for text in texts if text in {"part 0", "part 1", "resumed"}] == ["part 0", "part 1", "resumed"]
+    assert {"resident", "highest resident so far", "end of a shard", "0"} <= set(texts)
+    assert texts.count(SLOPE) == 1
+    assert "No leak shown: it $grows$ so" in texts
+    assert not any("GPU" in text for text in texts)
+    one = draw(tmp_path / "one", plot_memory, *memory_tables(0), memory_verdict(leak=None))
+    assert "Not judged: it $grows$ so" in one
+    assert not {"part 0", "resumed", SLOPE} & set(one)
+    many = draw(tmp_path / "many", plot_memory, *memory_tables(*range(40)), verdict)
+    assert 8 < sum(text.startswith("part ") for text in many) <= 12
+
+
+def test_memory_of_a_gpu_has_a_panel(tmp_path):
+    tables = memory_tables(0, 1, cuda_allocated_mib=480.0, cuda_peak_mib=1026.0)
+    texts = draw(tmp_path, plot_memory, *tables, memory_verdict(True, anonymous_mib=1, cuda_allocated_mib=1))
+    assert {"GPU, allocated", "GPU, highest allocated so far", "Memory leaks: it $grows$ so"} <= set(texts)
+    assert texts.count(SLOPE) == 2
+
+
+def test_memory_without_batches_shows_the_shards(tmp_path):
+    batches, shards = memory_tables(0, 0, anonymous_mib=np.nan)
+    shown = draw(tmp_path / "shards", plot_memory, batches[:0], shards, memory_verdict(leak=None))
+    assert {"resident", "resumed"} <= set(shown)
+    assert "anonymous (no file behind it)" not in shown
+    draw(tmp_path / "nothing", plot_memory, batches[:0], shards[:0], memory_verdict(leak=None))

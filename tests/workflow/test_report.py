@@ -147,7 +147,7 @@ def test_the_report_is_one_file_with_captions_and_provenance(run):
     assert run.workflow.report("anchor")["key"] in first
     assert "system-message" not in first
     shown = {Path(path).name: result for path, result in results.items()}
-    assert {"anchor.json", "anchor_batches.svg", "memory.csv", "verify.json"} <= set(shown)
+    assert {"anchor.json", "anchor_batches.svg", "memory.csv", "memory.json", "memory.svg", "verify.json"} <= set(shown)
     for name, result in shown.items():
         assert text_of(result["caption"]) == caption(Path(name).stem), name
         # One label a result: of two, Snakemake's page makes a switch, and breaks where a pair is missing.

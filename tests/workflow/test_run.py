@@ -70,11 +70,15 @@ def test_every_result_is_there_with_its_fields(workflow):
     assert abs(extrapolation["bytes"]["relative_error"]) < 0.01
     assert extrapolation["active_s"]["measured"] > sum(float(row["forward_s"]) for row in memory)
     assert extrapolation["forecast"]["hours_low"] < extrapolation["forecast"]["hours_high"]
+    with open(workflow.results / "memory_batches.csv") as file:
+        batches = list(csv.DictReader(file))
+    assert [int(row["rows_total"]) for row in batches] == [*range(4, 85, 4), 86]
+    leak = workflow.report("memory")
+    assert (leak["ok"], leak["leak"], leak["n_warmup"]) == (True, None, 22)  # too short to tell
+    assert (workflow.results / "memory.svg").read_text().startswith("<?xml")
     with open(workflow.results / "anchor_batches.csv") as file:
         assert [int(row["batch_rows"]) for row in csv.DictReader(file)] == [1, 2, 4, 8, 16, 32]
-    assert {head["key"], verify["key"], anchor["key"], extrapolation["key"], *(row["key"] for row in memory)} == {
-        head["key"]
-    }
+    assert {report["key"] for report in (verify, anchor, extrapolation, leak, *memory, *batches)} == {head["key"]}
     assert (workflow.results / "anchor_batches.svg").read_text().startswith("<?xml")
     assert "Nothing to be done" in workflow.run()
 

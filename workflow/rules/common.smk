@@ -10,6 +10,7 @@ from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
     hold_run,
+    leak_warning,
     name_driver,
     rule_threads,
     warn_of_slow_start,

@@ -80,7 +80,7 @@ def _draw_trends(axis: Axes, measures: Mapping[str, Mapping[str, Any]]) -> None:
         label = f"slope after warm-up: {slope:.3g} MiB per 1,000 rows ({low:.3g} to {high:.3g})"
         # One line with a gap after each series, so that the legend has it once.
         rows, mib = ([value for trend in measure["trend"] for value in (*trend[name], np.nan)] for name in _TREND)
-        axis.plot(rows, mib, "k", linewidth=4, alpha=0.35, label=label)
+        axis.plot(rows, mib, "k", linewidth=4, alpha=0.35, solid_capstyle="butt", label=label)
 
 
 def _mark_shards(axis: Axes, shards: pd.DataFrame, lines: pd.DataFrame) -> None:
