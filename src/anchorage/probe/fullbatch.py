@@ -68,12 +68,10 @@ def read_tokens(cache: Cache, tier: str, *, site: str, side: Side) -> torch.Tens
     Raises:
         AnchorageError: a value is not finite, or all of them would not fit in memory.
     """
-    values: list[torch.Tensor] = []
-    for block, _, _ in TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS).blocks():
-        if not values:
-            _check_memory(len(side) * block.shape[1] * 4 * _COPIES)
-        values.append(block)
-    return torch.cat(values)
+    width = cache.read(site, [], tier=tier).shape[-1]
+    _check_memory(len(side) * width * 4 * _COPIES)
+    stream = TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS)
+    return torch.cat([values for values, _, _ in stream.blocks()])
 
 
 def standardise(train: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
