@@ -121,8 +121,12 @@ def test_a_value_that_is_not_finite_is_named(tmp_path, quick, bad):
 
 
 def test_too_little_memory_is_told_before_it_is_taken(cache, monkeypatch):
-    monkeypatch.setattr(fullbatch.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     design = design_task(cache, "position", settings=SETTINGS, seed=0)
+    needed = 4 * WIDTH * 3 * len(design.train)
+    monkeypatch.setattr(fullbatch.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
+    fit_full_batch(cache, "tokens", site="embed", design=design)  # the control: as much as it takes
+    monkeypatch.setattr(fullbatch.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed - 1))
+    monkeypatch.setattr(Cache, "_read_run", lambda *_: pytest.fail("it has read"))
     with pytest.raises(AnchorageError, match=r"probe\.max_tokens, or set probe\.solver to adam"):
         fit_full_batch(cache, "tokens", site="embed", design=design)
 
@@ -269,6 +273,40 @@ def test_the_probes_files_and_their_table(cache, store, tmp_path):
     assert high[0] - low[0] > alone["high"] - alone["low"]  # of all sites at once: wider than of this one
     with pytest.raises(AnchorageError, match="belongs to capture key"):
         tabulate_sweep(paths, controls | {"key": "another"}, seed=4, log=said.append)
+
+
+@pytest.fixture
+def probe_files(cache, store, tmp_path):
+    """The files of one task's probes at all sites, and the controls."""
+    design = design_task(cache, "duplicate-token", settings=SETTINGS, seed=0)
+    paths = [tmp_path / "run/probe/duplicate-token" / f"{site}.json" for site in SITES]
+    fit_sites(cache, paths, design=design, settings=SETTINGS, seed=0, log=lambda line: None)
+    return paths, control_designs([design], store.token_ids.astype(int), cache.key)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_fits_that_did_not_converge_are_counted(probe_files):
+    paths, controls = probe_files
+    said: list[str] = []
+    (warning,) = set(tabulate_sweep(paths, controls, seed=0, log=said.append)["warning"])
+    assert "converged" not in warning
+    edit(paths[1], converged=False)
+    edit(paths[2], converged=None)  # Adam's
+    (changed,) = set(tabulate_sweep(paths, controls, seed=0, log=said.append)["warning"])
+    assert changed == "; ".join(filter(None, [warning, "the fits of 1 of 3 sites ended before they had converged"]))
+    assert [line.rpartition(", ")[2] for line in said] == ["0 not converged", "1 not converged"]
+
+
+@pytest.mark.parametrize("name", ["row", "n"])
+def test_sites_tested_on_other_tokens_are_refused(probe_files, name):
+    paths, controls = probe_files
+    by_row = json.loads(paths[1].read_text())["by_test_row"]
+    edit(paths[1], by_test_row=by_row | {name: [by_row[name][0] - 1, *by_row[name][1:]]})
+    with pytest.raises(AnchorageError, match=r"attn\.0\.json was tested on other tokens"):
+        tabulate_sweep(paths, controls, seed=0, log=print)
 
 
 def test_the_controls_have_the_fields_that_are_documented_and_warn(cache):

@@ -10,6 +10,7 @@ import copy
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorage.errors import SettingsError, SiteError
 from anchorage.probe import targets
+from anchorage.probe.design import make_design
 from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.random_model import make_random_model
 from anchorage.resources import DEFAULT_MODEL, DEFAULT_MODEL_BLOCKS, RANDOM_MODEL
@@ -84,7 +86,7 @@ def test_the_number_of_blocks_is_that_of_the_default_model():
     assert json.loads(config.read_text())["num_hidden_layers"] == DEFAULT_MODEL_BLOCKS
 
 
-@pytest.mark.parametrize("content", [None, "{}", "no json"])
+@pytest.mark.parametrize("content", [None, "{}", "no json", "[]", '"text"', "7", '{"text_config": [1]}'])
 def test_a_number_that_cannot_be_had_is_an_error_with_a_remedy(tmp_path, content):
     source = "nowhere/at-all"
     if content:
@@ -108,14 +110,21 @@ def test_probes_that_cannot_be_are_refused(probe, said):
         check_probe(settings_of(**probe))
 
 
-def test_a_tier_of_one_row_is_refused_and_of_two_is_not():
+@pytest.mark.parametrize(
+    ("n_rows", "test_fraction", "n_train_rows"),
+    [(1, 0.25, 1), (2, 0.25, 1), (3, 0.25, None), (3, 0.5, 1), (4, 0.5, None), (4, 0.75, 1), (20, 0.95, 1)],
+)
+def test_a_tier_of_too_few_rows_is_refused(n_rows, test_fraction, n_train_rows):
     config = copy.deepcopy(CONFIG)
-    for rows in (1, 2):
-        config["capture"]["tiers"]["few"]["rows"] = rows
-        if rows == 1:
-            with pytest.raises(SettingsError, match="one row"):
-                check_probe(load_settings(config))
-    check_probe(load_settings(config))
+    config["capture"]["tiers"]["few"]["rows"] = n_rows
+    config["probe"]["test_fraction"] = test_fraction
+    if n_train_rows is None:
+        check_probe(load_settings(config))
+        tokens = np.tile(np.arange(16), (n_rows, 1))
+        make_design("position", tokens, test_fraction=test_fraction, max_tokens=None, seed=0)  # what it is to be for
+    else:
+        with pytest.raises(SettingsError, match=rf"{n_rows} row\(s\), of which {n_train_rows} would be for training"):
+            check_probe(load_settings(config))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anchorage.errors import AnchorageError, SettingsError
-from anchorage.probe.labels import Labels, label_tokens
+from anchorage.probe.labels import Labels, count_test_rows, label_tokens
 from anchorage.settings import ProbeSettings
 from anchorage.store.reader import Cache
 
@@ -134,7 +134,7 @@ def make_design(task: str, tokens: np.ndarray, *, test_fraction: float, max_toke
             training tokens stand in one row.
     """
     n_rows = len(tokens)
-    n_test_rows = min(max(1, round(n_rows * test_fraction)), n_rows - 1)
+    n_test_rows = count_test_rows(n_rows, test_fraction)
     is_train = np.arange(n_rows) < n_rows - n_test_rows
     labels = label_tokens(task, tokens, is_train)
     if max_tokens is not None and max_tokens < len(labels.classes):

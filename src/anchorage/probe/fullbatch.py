@@ -18,7 +18,7 @@ from anchorage.store.reader import Cache
 
 PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)  # from strong to weak
 # Of the gradient, while penalties are compared; the probe itself is fitted to the solver's own.
-_SEARCH_TOLERANCE = 1e-3
+SEARCH_TOLERANCE = 1e-3
 _BLOCK_ROWS = 128
 # Values, their standardised copy, and a part of them for choosing the penalty.
 _COPIES = 3
@@ -68,12 +68,10 @@ def read_tokens(cache: Cache, tier: str, *, site: str, side: Side) -> torch.Tens
     Raises:
         AnchorageError: a value is not finite, or all of them would not fit in memory.
     """
-    values: list[torch.Tensor] = []
-    for block, _, _ in TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS).blocks():
-        if not values:
-            _check_memory(len(side) * block.shape[1] * 4 * _COPIES)
-        values.append(block)
-    return torch.cat(values)
+    width = cache.read(site, [], tier=tier).shape[-1]
+    _check_memory(len(side) * width * 4 * _COPIES)
+    stream = TokenStream(cache, tier, site=site, side=side, block_rows=_BLOCK_ROWS)
+    return torch.cat([values for values, _, _ in stream.blocks()])
 
 
 def standardise(train: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
@@ -99,9 +97,7 @@ def choose_penalty(
         penalty, validation_accuracy, n_iterations, converged.
     """
     fit, validation = tokens.split(held_out)
-    solutions = solve_path(
-        fit, labels[~held_out], n_classes=n_classes, penalties=PENALTIES, tolerance=_SEARCH_TOLERANCE
-    )
+    solutions = solve_path(fit, labels[~held_out], n_classes=n_classes, penalties=PENALTIES, tolerance=SEARCH_TOLERANCE)
     answers = labels[held_out].numpy()
     accuracies = [accuracy(answers, decide(solution.scores(validation.features)).numpy()) for solution in solutions]
     tried = [

@@ -57,6 +57,11 @@ def check_tasks(tasks: Sequence[str]) -> None:
         raise SettingsError(f"probe.tasks: {'; '.join(faults)} (tasks are {', '.join(known)})")
 
 
+def count_test_rows(n_rows: int, test_fraction: float) -> int:
+    """How many of a tier's rows, the last ones, are for testing: one at least, and not all."""
+    return min(max(1, round(n_rows * test_fraction)), n_rows - 1)
+
+
 def label_tokens(task: str, tokens: np.ndarray, train_rows: np.ndarray) -> Labels:
     """Give every token its label.
 

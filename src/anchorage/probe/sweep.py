@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from anchorage.errors import AnchorageError
 from anchorage.probe.design import Design, Side, design_task, lookup_accuracy
 from anchorage.probe.intervals import row_intervals
 from anchorage.settings import ProbeSettings
@@ -33,34 +34,50 @@ def tabulate_sweep(
         paths: the probes' files, tasks one after the other, sites in running order.
         controls: content of ``controls.json``.
         seed: of the bootstrap.
-        log: gets a line a task: how many of its sites have a fit that asks for a look.
+        log: gets a line a task: at how many of its sites the penalty lies at an end of the grid, and the
+            fit did not converge.
 
     Returns:
         The columns of :data:`COLUMNS`.
 
     Raises:
-        AnchorageError: a file belongs to another capture key than the controls.
+        AnchorageError: a file belongs to another capture key than the controls, or was tested on other tokens than the
+            first of its task.
     """
     probes = [json.loads(path.read_text()) for path in paths]
+    first: dict[str, dict[str, Any]] = {}
     for path, probe in zip(paths, probes, strict=True):
         check_key(str(path), probe["key"], controls["key"])
+        tested = {name: probe["by_test_row"][name] for name in ("row", "n")}
+        if tested != first.setdefault(probe["task"], tested):
+            raise AnchorageError(
+                f"{path} was tested on other tokens than the first site of its task; their intervals need the same. "
+                "Remove it, and run again"
+            )
     tables = []
     for task, control in controls["tasks"].items():
         of_task = [probe for probe in probes if probe["task"] == task]
+        warnings = [*control["warnings"], *_look_at_fits(task, of_task, log)]
         counts = np.array(of_task[0]["by_test_row"]["n"])
         table = pd.DataFrame(of_task).assign(
             site_index=range(len(of_task)),
             position_only_accuracy=control["position_only"]["test"],
             token_only_accuracy=control["token_only"]["test"],
-            warning="; ".join(control["warnings"]),
+            warning="; ".join(warnings),
         )
-        at_end = sum(probe["penalty_at_end"] is True for probe in of_task)
-        log(f"{task}: {len(of_task)} sites, {at_end} with a penalty at an end of the grid")
         for prefix in ("", "shuffled_"):
             correct = np.array([probe["by_test_row"][f"{prefix}correct"] for probe in of_task]).T
             table[f"{prefix}low"], table[f"{prefix}high"] = row_intervals(correct, counts, seed=seed)
         tables.append(table[COLUMNS])
     return pd.concat(tables, ignore_index=True)
+
+
+def _look_at_fits(task: str, probes: Sequence[dict[str, Any]], log: Callable[[str], object]) -> list[str]:
+    """Log what the fits of a task's sites ended with; a warning where some did not converge."""
+    n_ends = sum(probe["penalty_at_end"] is True for probe in probes)  # of Adam's both are null
+    n_open = sum(probe["converged"] is False for probe in probes)
+    log(f"{task}: {len(probes)} sites, {n_ends} with a penalty at an end of the grid, {n_open} not converged")
+    return [f"the fits of {n_open} of {len(probes)} sites ended before they had converged"] if n_open else []
 
 
 def control_tasks(cache: Cache, settings: ProbeSettings, *, seed: int, log: Callable[[str], None]) -> dict[str, Any]:

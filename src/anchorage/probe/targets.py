@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from anchorage.errors import SettingsError, did_you_mean
-from anchorage.probe.labels import check_tasks
+from anchorage.probe.labels import check_tasks, count_test_rows
 from anchorage.resources import DEFAULT_MODEL_BLOCKS, MADE_MODELS
 from anchorage.settings import ModelSettings, Settings
 from anchorage.sites import expand_sites, is_glob
@@ -20,7 +20,7 @@ _BLOCK_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def check_probe(settings: Settings) -> None:
-    """Refuse probes that cannot be: unknown tasks, a tier that is not there or keeps no tokens.
+    """Refuse probes that cannot be: unknown tasks, a tier that is not there, keeps no tokens, or has too few rows.
 
     Raises:
         SettingsError: names the fault and what would do.
@@ -42,8 +42,14 @@ def check_probe(settings: Settings) -> None:
             f"probe.tier: tier {name!r} keeps only the {tiers[name].reduce} of each row's tokens, and probes need all "
             f"of them ({fitting})"
         )
-    if settings.tier_rows()[name] < 2:
-        raise SettingsError(f"probe.tier: tier {name!r} has one row; training and testing need rows of their own")
+    n_rows, fraction = settings.tier_rows()[name], settings.probe.test_fraction
+    n_train_rows = n_rows - count_test_rows(n_rows, fraction)
+    if n_train_rows < 2:
+        raise SettingsError(
+            f"probe.tier: tier {name!r} has {n_rows} row(s), of which {n_train_rows} would be for training at "
+            f"probe.test_fraction {fraction:g}; two are needed, one of them to choose the penalty on, beside one for "
+            "testing"
+        )
 
 
 def probed_sites(settings: Settings) -> list[str]:
@@ -83,13 +89,16 @@ def count_blocks(model: ModelSettings) -> int:
     try:
         path = folder / "config.json" if is_local(model.source) else _download_config(model)
         config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise TypeError(f"{path} holds a {type(config).__name__}, not an object")
     except Exception as error:  # the Hub's client, HTTP and cache raise some dozen kinds
         raise SettingsError(
             f"model.source: to know which sites a glob means, config.json of {model.source!r} is needed, and could not "
             f"be read ({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}). Check the id "
             f"and the network (HF_HUB_OFFLINE is {os.environ.get('HF_HUB_OFFLINE', 'not set')}). {remedy}"
         ) from None
-    for facts in (config.get("text_config") or {}, config):
+    text_config = config.get("text_config")
+    for facts in (text_config if isinstance(text_config, dict) else {}, config):
         for key in _BLOCK_KEYS:
             if isinstance(facts.get(key), int):
                 return int(facts[key])
