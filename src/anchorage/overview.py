@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from anchorage.forecast import hours_text
 from anchorage.rst import bullets, image, plain, section, table
 from anchorage.store.identity import check_key
 from anchorage.store.manifest import Manifest, read_manifest
@@ -33,6 +34,8 @@ class _Results:
     manifest: Manifest
     verify: Mapping[str, Any]
     anchor: Mapping[str, Any]
+    leak: Mapping[str, Any]
+    extrapolation: Mapping[str, Any]
     memory: Sequence[Row]
     outliers: Sequence[Row]
     sweep: Sequence[Row]
@@ -44,8 +47,9 @@ def describe_run(run: str, files: Mapping[str, Path]) -> str:
 
     Args:
         run: name of the run.
-        files: ``model``, ``corpus``, ``manifest``, ``verify``, ``anchor``, ``anchor_figure``, ``memory`` and
-            ``outliers``; with probes also ``sweep``, ``controls`` and ``sweep_figure``.
+        files: ``model``, ``corpus``, ``manifest``, ``verify``, ``anchor``, ``anchor_figure``, ``memory``, ``leak``,
+            ``memory_figure``, ``extrapolation`` and ``outliers``; with probes also ``sweep``, ``controls`` and
+            ``sweep_figure``.
 
     Returns:
         The text of ``overview.rst``.
@@ -56,9 +60,9 @@ def describe_run(run: str, files: Mapping[str, Path]) -> str:
     results = _read_results(files)
     title = plain(f"Anchorage: run {run}")
     sections = [f"{title}\n{'=' * len(title)}", _ROLES, _summary(results), _findings(results), _provenance(results)]
+    sections += [_batch_sizes(files["anchor_figure"]), _memory_section(results.leak, files["memory_figure"])]
     if results.sweep:
         sections.append(_sweep(results.sweep, files["sweep_figure"]))
-    sections.append(_batch_sizes(files["anchor_figure"]))
     # A brace would begin an expression of the template; what that prints is not read as a template again.
     return "\n\n".join(sections).replace("{", "{{ '{' }}") + "\n"
 
@@ -66,13 +70,13 @@ def describe_run(run: str, files: Mapping[str, Path]) -> str:
 def _read_results(files: Mapping[str, Path]) -> _Results:
     facts = {
         name: json.loads(files[name].read_text()) if name in files else {}
-        for name in ("model", "corpus", "verify", "anchor", "controls")
+        for name in ("model", "corpus", "verify", "anchor", "leak", "extrapolation", "controls")
     }
     tables: dict[str, Any] = {
         name: _read_table(files[name]) if name in files else [] for name in ("memory", "outliers", "sweep")
     }
     manifest = read_manifest(files["manifest"])
-    for name in ("verify", "anchor", "controls"):
+    for name in ("verify", "anchor", "leak", "extrapolation", "controls"):
         if name in files:
             check_key(str(files[name]), facts[name]["key"], manifest.key)
     for name, lines in tables.items():
@@ -98,7 +102,11 @@ def _summary(results: _Results) -> str:
 
 def _findings(results: _Results) -> str:
     verify, anchor = results.verify, results.anchor
-    rows = [["Anchoring", _verdict(anchor), _anchoring(anchor)], ["Memory", _NO_VALUE, _memory(results.memory)]]
+    rows = [
+        ["Anchoring", _verdict(anchor), _anchoring(anchor)],
+        ["Memory", _leak_verdict(results.leak), f"{_memory(results.memory)} {_sentence(results.leak['reason'])}"],
+        ["Extrapolation", _NO_VALUE, _extrapolation(results.extrapolation)],
+    ]
     if results.sweep:
         found = "; ".join(
             f"{plain(best['task'])} {_accuracy(best)} at {plain(best['site'])} (chance {float(best['chance']):.3f})"
@@ -111,7 +119,7 @@ def _findings(results: _Results) -> str:
     kinds = ", ".join(f"{len(verify[kind]):,} {kind}" for kind in ("missing", "corrupt", "orphans"))
     looked = f"{verify['n_files']:,} files of {verify['n_bytes']:,} bytes, depth {plain(verify['depth'])}: {kinds}."
     rows.append(["Integrity", _verdict(verify), looked])
-    faults = [fault for report in (anchor, verify) for fault in report["faults"][:3]]
+    faults = [fault for report in (anchor, results.leak, verify) for fault in report["faults"][:3]]
     return section("Findings", table(["Check", "Verdict", "What was found"], rows), bullets(faults))
 
 
@@ -132,6 +140,26 @@ def _memory(lines: Sequence[Row]) -> str:
         median(float(line["tokens_per_s"]) for line in lines),
     )
     return f"Highest resident size {peak:,.0f} MiB in {len(lines):,} shards; median {speed:,.0f} tokens a second."
+
+
+def _leak_verdict(leak: Mapping[str, Any]) -> str:
+    if leak["leak"] is None:
+        return _NO_VALUE
+    return ":bad:`leak`" if leak["leak"] else ":good:`no leak`"
+
+
+def _sentence(text: str) -> str:
+    return plain(f"{text[0].upper()}{text[1:]}.")
+
+
+def _extrapolation(found: Mapping[str, Any]) -> str:
+    time, n_bytes, longer = found["active_s"], found["bytes"], found["forecast"]
+    error = "unknown" if time["relative_error"] is None else f"off by {100 * time['relative_error']:+.1f} %"
+    return (
+        f"Active time, predicted from the first {found['n_shards_used']} of {found['n_shards']} shards: {error}; "
+        f"bytes: off by {100 * n_bytes['relative_error']:+.2f} %. {longer['rows']:,} rows would take {hours_text(longer)} and "
+        f"{longer['gib']:,.1f} GiB, one layer only {longer['one_layer_gib']:,.1f} GiB."
+    )
 
 
 def _outliers(sites: Sequence[Row]) -> str:
@@ -226,6 +254,10 @@ def _batch_sizes(figure: Path) -> str:
         "in the last bits, since kernels choose by shape."
     )
     return section("Batch sizes", text, image(figure, "rows that stay exact at each batch size"))
+
+
+def _memory_section(leak: Mapping[str, Any], figure: Path) -> str:
+    return section("Memory", _sentence(leak["reason"]), image(figure, "memory over the rows of the run"))
 
 
 def _accuracy(row: Row) -> str:

@@ -35,6 +35,9 @@ SWEEP = [  # task, site, accuracy, shuffled
 PROBED = ("sweep", "controls", "sweep_figure")
 
 
+FORECAST = {"rows": 50_000, "hours": 2.5, "hours_low": 2.25, "hours_high": 3, "gib": 11.27, "one_layer_gib": 4.58}
+
+
 class Text(HTMLParser):
     """Text of a page, white space made one, and the sources of its images."""
 
@@ -73,6 +76,9 @@ def files(tmp_path):
         | {"missing": [], "corrupt": [], "orphans": [], "faults": []},
         "anchor": {"key": key, "ok": True, "exact": exact, "demanded": "bit-equal for 3 rows", "faults": []},
         "controls": {"key": key, "ok": True, "faults": [], "tasks": {"copy_": control}},
+        "leak": {"key": key, "ok": True, "leak": False, "reason": "memory_x grows by 0", "faults": []},
+        "extrapolation": {"key": key, "n_shards": 3, "n_shards_used": 1, "forecast": FORECAST}
+        | {"active_s": {"relative_error": 0.0321}, "bytes": {"relative_error": -0.0004}},
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(json.dumps(content))
@@ -87,10 +93,10 @@ def files(tmp_path):
         for task, site, accuracy, shuffled in SWEEP
     ]
     write_table(tmp_path / "sweep", rows)
-    for name in ("anchor_figure", "sweep_figure"):
+    for name in ("anchor_figure", "memory_figure", "sweep_figure"):
         (tmp_path / f"{name}.svg").write_text("<svg/>" * 3000)
     named = {name: tmp_path / name for name in ("manifest", "memory", "outliers", "sweep", *contents)}
-    return named | {name: tmp_path / f"{name}.svg" for name in ("anchor_figure", "sweep_figure")}
+    return named | {name: tmp_path / f"{name}.svg" for name in ("anchor_figure", "memory_figure", "sweep_figure")}
 
 
 def write_table(path, rows):
@@ -119,7 +125,9 @@ def test_the_page_tells_findings_and_provenance(files):
         "24 rows, 96 tokens through Gpt_Model (2 layers, width 6)",
         "1.50 MiB in 3 shards",
         "3 rows computed again at 2 sites: 1,234 comparisons, 0 mismatched",
-        "Highest resident size 400 MiB in 3 shards; median 30 tokens a second.",
+        "Memory no leak Highest resident size 400 MiB in 3 shards; median 30 tokens a second. Memory_x grows by 0.",
+        "predicted from the first 1 of 3 shards: off by +3.2 %; bytes: off by -0.04 %.",
+        "50,000 rows would take 2.5 h (2.2 to 3.0) and 11.3 GiB, one layer only 4.6 GiB.",
         "3 files of 1,572,864 bytes, depth full: 0 missing, 0 corrupt, 0 orphans.",
         "Weights digest wd",
         "Tokenizer digest td",
@@ -136,13 +144,16 @@ def test_the_page_tells_findings_and_provenance(files):
     ):
         assert said in page.text, said
     assert "failed" not in page.text
-    assert len(page.images) == 2
+    assert len(page.images) == 3
     assert all(image.startswith("data:image/svg+xml;base64,") for image in page.images)
 
 
 def test_every_value_is_shown_as_it_stands(files):
     change(files["anchor"], ok=False, faults=[HOSTILE, "second"])
+    change(files["leak"], leak=True, ok=False, faults=["it grows"])
     page = show(describe_run("run", files))
+    assert "Memory leak Highest" in page.text
+    assert "it grows" in page.text
     assert page.text.count(HOSTILE) == 3  # the model's source, a warning, a fault
     assert "failed" in page.text
 
@@ -158,7 +169,7 @@ def test_without_probes_the_page_tells_of_none(files):
     page = show(describe_run("run", {name: path for name, path in files.items() if name not in PROBED}))
     assert "sweep" not in page.text
     assert "controls" not in page.text
-    assert len(page.images) == 1
+    assert len(page.images) == 2
 
 
 @pytest.mark.parametrize("name", ["verify", "anchor", "controls", "memory", "outliers", "sweep"])

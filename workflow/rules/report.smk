@@ -23,6 +23,9 @@ rule describe_run:
         anchor=f"{RESULTS}/anchor.json",
         anchor_figure=f"{RESULTS}/anchor_batches.svg",
         memory=f"{RESULTS}/memory.csv",
+        leak=f"{RESULTS}/memory.json",
+        memory_figure=f"{RESULTS}/memory.svg",
+        extrapolation=f"{RESULTS}/extrapolation.json",
         outliers=f"{RESULTS}/outliers.csv",
     output:
         OVERVIEW_RESULTS,
@@ -32,6 +35,6 @@ rule describe_run:
         ENVIRONMENT
     params:
         decides=DECIDES,
-        code=code_digest("overview"),
+        code=code_digest("overview", "rst"),
     script:
         "../scripts/describe_run.py"
