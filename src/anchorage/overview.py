@@ -157,8 +157,8 @@ def _extrapolation(found: Mapping[str, Any]) -> str:
     error = "unknown" if time["relative_error"] is None else f"off by {100 * time['relative_error']:+.1f} %"
     return (
         f"Active time, predicted from the first {found['n_shards_used']} of {found['n_shards']} shards: {error}; "
-        f"bytes: off by {100 * n_bytes['relative_error']:+.2f} %. {longer['rows']:,} rows would take {hours_text(longer)} and "
-        f"{longer['gib']:,.1f} GiB, one layer only {longer['one_layer_gib']:,.1f} GiB."
+        f"bytes: off by {100 * n_bytes['relative_error']:+.2f} %. {longer['rows']:,} rows would take "
+        f"{hours_text(longer)} and {longer['gib']:,.1f} GiB, one layer only {longer['one_layer_gib']:,.1f} GiB."
     )
 
 
