@@ -118,7 +118,6 @@ def _time_writes(plan: Plan, buffers: Buffers) -> tuple[int, float] | None:
     for tier, buffer in buffers.items():
         _repeat_batch(plan, buffer, rows[tier])
     folder, n_bytes = place / f"pilot-{plan.settings.run}", 0
-    shutil.rmtree(folder, ignore_errors=True)
     try:
         started = time.perf_counter()
         for tier, buffer in buffers.items():
