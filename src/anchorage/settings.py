@@ -145,6 +145,17 @@ class Settings(_Section):
     forecast_rows: int = Field(50_000, ge=1, description="Rows that time, bytes and memory are extrapolated to.")
     probe: ProbeSettings | None = Field(None, description="Probes on the cache; null makes none.")
 
+    @field_validator("capture")
+    @classmethod
+    def _every_row_is_kept(cls, capture: CaptureSettings, info: ValidationInfo) -> CaptureSettings:
+        corpus, kept = info.data.get("corpus"), [tier.rows for tier in capture.tiers.values()]
+        if corpus and "all" not in kept and (most := max(rows for rows in kept if rows != "all")) < corpus.rows:
+            raise ValueError(
+                f"no tier keeps more than the first {most} of the {corpus.rows} rows; set corpus.rows to {most}, or the "
+                "rows of a tier to all"
+            )
+        return capture
+
     @field_validator("run")
     @classmethod
     def _is_folder_name(cls, run: str) -> str:

@@ -55,6 +55,10 @@ def test_the_configurations_in_the_repository_are_right(path):
         ({"capture__tiers": {}}, "capture.tiers: dictionary should have at least 1"),
         ({"capture__tiers__a/b": {"sites": ["embed"]}}, "tier name 'a/b'"),
         ({"capture__tiers__sweep__rows": "al"}, "capture.tiers.sweep.rows: input should be"),
+        (
+            {f"capture__tiers__{tier}__rows": 9 for tier in ("residual", "pooled", "sweep")},
+            "capture: no tier keeps more than the first 9 of the 1024 rows; set corpus.rows to 9",
+        ),
         ({"model__source": ...}, "model.source: is missing"),
         ({"model__device": "gpu"}, "model.device: string should match"),
         ({"run": "../up"}, "run: must be a folder name"),
