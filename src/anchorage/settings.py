@@ -151,8 +151,8 @@ class Settings(_Section):
         corpus, kept = info.data.get("corpus"), [tier.rows for tier in capture.tiers.values()]
         if corpus and "all" not in kept and (most := max(rows for rows in kept if rows != "all")) < corpus.rows:
             raise ValueError(
-                f"no tier keeps more than the first {most} of the {corpus.rows} rows; set corpus.rows to {most}, or the "
-                "rows of a tier to all"
+                f"no tier keeps more than the first {most} of the {corpus.rows} rows; set corpus.rows to {most}, or "
+                "the rows of a tier to all"
             )
         return capture
 
