@@ -58,7 +58,8 @@ def measure_round(
             answers = {}
             for position, case in enumerate(rotate(list(comparison.cases), number)):
                 answers[case] = answer = _ask(request | {"comparison": name, "case": case}) | {"position": position}
-                log(f"round {number}, {name}, {case}: {answer['seconds'] / answer['batches']:.3f} s a batch")
+                seconds, peak = answer["seconds"] / answer["batches"], answer["peak_mib"]
+                log(f"round {number}, {name}, {case}: {seconds:.3f} s a batch, peak {peak} MiB")
                 bar.update()
             lines += [{"key": key, "comparison": name, "round": number} | line for line in _lines(comparison, answers)]
     return pd.DataFrame(lines, columns=COLUMNS)
