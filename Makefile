@@ -7,6 +7,7 @@ BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
 RUN = $(shell $(BIN)/python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["run"])' $(CONFIG))
 REPORT = results/$(RUN)/report.html
+OVERVIEW = results/$(RUN)/overview.rst
 
 .DEFAULT_GOAL := help
 .PHONY: help plan run report verify prune clean test lint format lock
@@ -21,11 +22,19 @@ plan: .venv/run.stamp ## Forecast time and disk from a short pilot, before the r
 run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)
 
+# A failed check belongs in the report: what does not depend on it is made all the same, and the status is the run's. The
+# first page is removed, so that it is there only if this run made it.
 report: .venv/run.stamp ## Run the workflow, then write its report: figures, captions and provenance in one HTML file
-	rm -f $(REPORT)
-	$(SNAKEMAKE)
-	$(SNAKEMAKE) --report $(REPORT) --report-stylesheet workflow/report/report.css
-	@echo "open $(REPORT)"
+	rm -f $(REPORT) $(OVERVIEW)
+	@$(SNAKEMAKE) --keep-going; status=$$?; \
+	if [ ! -e $(OVERVIEW) ]; then \
+	  echo "no report: the run failed before its first page could be written; the reason is above (a cache that is not" \
+	    "whole is measured by nothing)" >&2; \
+	  exit $$status; \
+	fi; \
+	$(SNAKEMAKE) --report $(REPORT) --report-stylesheet workflow/report/report.css || exit; \
+	echo "open $(REPORT)"; \
+	exit $$status
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
 	$(SNAKEMAKE) --config 'verify={depth: full}' --forcerun verify_cache -- verify

@@ -209,11 +209,49 @@ def test_a_broken_figure_would_be_found(run, visit, tmp_path):
     assert set(visit.wait_for_faults()) == {"an image shows nothing"}
 
 
-def test_make_report_brings_the_run_up_to_date_first(fresh_workflow):
-    command = ["make", "-n", "report", "CONFIG=config/test.yaml", f"BIN={Path(sys.executable).parent}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    # A make above this one, as in `make test`, has it say where it is.
-    removed, ran, reported = [line for line in done.stdout.splitlines() if not line.startswith("make[")][-4:-1]
-    assert removed == "rm -f results/tiny/report.html"
-    assert ran.endswith("--configfile config/test.yaml")
-    assert reported == f"{ran} --report results/tiny/report.html --report-stylesheet {STYLE}"
+def make_report(workflow) -> subprocess.CompletedProcess[str]:
+    """Run `make report` with the libraries at hand in place of an environment of its own."""
+    shutil.copy(ROOT / "Makefile", workflow.root)
+    workflow.command()  # writes run.yaml
+    command = ["make", "report", "CONFIG=run.yaml", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run.stamp"]
+    return subprocess.run(command, cwd=workflow.root, capture_output=True, text=True, check=False)
+
+
+def plant_fault(workflow, check: str) -> str:
+    """Let a check's report say that it failed."""
+    fault = f"planted in {check}: row 7 differs"
+    path = workflow.results / f"{check}.json"
+    path.write_text(json.dumps(workflow.report(check) | {"ok": False, "faults": [fault], "n_faults": 1}))
+    return fault
+
+
+def test_make_report_tells_of_a_failed_check_and_ends_with_the_status_of_the_run(finished_workflow, tmp_path):
+    workflow = finished_workflow.copy(tmp_path)
+    (workflow.results / "report.html").write_text("that of a run before")
+    fault = plant_fault(workflow, "anchor")
+    done = make_report(workflow)
+    assert done.returncode != 0
+    assert fault in done.stdout + done.stderr  # the gate's error
+    first = text_of(Page((workflow.results / "report.html").read_text()).value("workflow-desc"))
+    assert fault in first
+    assert "failed" in first
+
+
+def test_make_report_of_a_cache_that_is_not_whole_writes_none_and_says_why(finished_workflow, tmp_path):
+    workflow = finished_workflow.copy(tmp_path)
+    (workflow.results / "report.html").write_text("that of a run before")
+    fault = plant_fault(workflow, "verify")
+    done = make_report(workflow)
+    assert done.returncode != 0
+    assert fault in done.stdout + done.stderr
+    assert "no report: the run failed before its first page" in done.stderr
+    assert not (workflow.results / "report.html").exists()
+
+
+def test_make_report_of_a_good_run(finished_workflow, tmp_path):
+    workflow = finished_workflow.copy(tmp_path)
+    done = make_report(workflow)
+    assert done.returncode == 0, done.stderr
+    page = Page((workflow.results / "report.html").read_text())
+    assert "failed" not in text_of(page.value("workflow-desc"))
+    assert "open results/tiny/report.html" in done.stdout
