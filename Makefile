@@ -8,6 +8,7 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
 RUN = $(shell $(BIN)/python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["run"])' $(CONFIG))
 REPORT = results/$(RUN)/report.html
 OVERVIEW = results/$(RUN)/overview.rst
+REPORTED = all $(if $(wildcard results/$(RUN)/costs.csv results/$(RUN)/padding.csv),measurements)
 
 .DEFAULT_GOAL := help
 .PHONY: help plan run report verify prune clean test lint format lock
@@ -23,18 +24,21 @@ run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)
 
 # A failed check belongs in the report: what does not depend on it is made all the same, and the status is the run's. The
-# first page is removed, so that it is there only if this run made it.
+# first page is removed, so that it is there only if this run made it. What `make measure` made is told of too.
 report: .venv/run.stamp ## Run the workflow, then write its report: figures, captions and provenance in one HTML file
 	rm -f $(REPORT) $(OVERVIEW)
-	@$(SNAKEMAKE) --keep-going; status=$$?; \
+	@$(SNAKEMAKE) --keep-going -- $(REPORTED); status=$$?; \
 	if [ ! -e $(OVERVIEW) ]; then \
 	  echo "no report: the run failed before its first page could be written; the reason is above (a cache that is not" \
 	    "whole is measured by nothing)" >&2; \
 	  exit $$status; \
 	fi; \
-	$(SNAKEMAKE) --report $(REPORT) --report-stylesheet workflow/report/report.css || exit; \
+	$(SNAKEMAKE) --report $(REPORT) --report-stylesheet workflow/report/report.css -- $(REPORTED) || exit; \
 	echo "open $(REPORT)"; \
 	exit $$status
+
+measure: .venv/run.stamp ## Measure what the choices of a capture cost, and what pads do to it: some minutes
+	$(SNAKEMAKE) -- measurements
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
 	$(SNAKEMAKE) --config 'verify={depth: full}' --forcerun verify_cache -- verify

@@ -104,7 +104,7 @@ def _findings(results: _Results) -> str:
     verify, anchor = results.verify, results.anchor
     rows = [
         ["Anchoring", _verdict(anchor), _anchoring(anchor)],
-        ["Memory", _leak_verdict(results.leak), f"{_memory(results.memory)} {_sentence(results.leak['reason'])}"],
+        ["Memory", _leak_verdict(results.leak), f"{_memory(results.memory)} {_growth(results.leak)}"],
         ["Extrapolation", _NO_VALUE, _extrapolation(results.extrapolation)],
     ]
     if results.sweep:
@@ -112,7 +112,9 @@ def _findings(results: _Results) -> str:
             f"{plain(best['task'])} {_accuracy(best)} at {plain(best['site'])} (chance {float(best['chance']):.3f})"
             for best in map(_best, _tasks(results.sweep).values())
         )
-        rows.append(["Layer sweep", _NO_VALUE, f"Best accuracy on held-out rows: {found}."])
+        warned = sum(bool(row["warning"]) for row in results.sweep)
+        warning = f" {warned} of {len(results.sweep)} probes carry a warning (sweep.csv)." if warned else ""
+        rows.append(["Layer sweep", _NO_VALUE, f"Best accuracy on held-out rows: {found}.{warning}"])
     if results.controls:
         rows.append(["Probe controls", _verdict(results.controls), _controls(results.controls)])
     rows.append(["Outlier dimensions", _NO_VALUE, _outliers(results.outliers)])
@@ -146,6 +148,12 @@ def _leak_verdict(leak: Mapping[str, Any]) -> str:
     if leak["leak"] is None:
         return _NO_VALUE
     return ":bad:`leak`" if leak["leak"] else ":good:`no leak`"
+
+
+def _growth(leak: Mapping[str, Any]) -> str:
+    share = leak["memory_log_share"]
+    logging = "" if share is None else f" Reading and logging memory took {100 * share:.2f} % of the capture's time."
+    return _sentence(leak["reason"]) + logging
 
 
 def _sentence(text: str) -> str:
