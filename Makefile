@@ -8,7 +8,7 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
 RUN = $(shell $(BIN)/python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["run"])' $(CONFIG))
 REPORT = results/$(RUN)/report.html
 OVERVIEW = results/$(RUN)/overview.rst
-REPORTED = all $(if $(wildcard results/$(RUN)/costs.csv results/$(RUN)/padding.csv),measurements)
+REPORTED = all $(if $(wildcard results/$(RUN)/costs.csv),costs) $(if $(wildcard results/$(RUN)/padding.csv),padding)
 
 .DEFAULT_GOAL := help
 .PHONY: help plan run report verify prune clean test lint format lock
@@ -24,7 +24,8 @@ run: .venv/run.stamp ## Run the workflow, or go on with a run that ended early
 	$(SNAKEMAKE)
 
 # A failed check belongs in the report: what does not depend on it is made all the same, and the status is the run's. The
-# first page is removed, so that it is there only if this run made it. What `make measure` made is told of too.
+# first page is removed, so that it is there only if this run made it. What `make measure` made is
+# told of too, and made anew if something that decides it has changed.
 report: .venv/run.stamp ## Run the workflow, then write its report: figures, captions and provenance in one HTML file
 	rm -f $(REPORT) $(OVERVIEW)
 	@$(SNAKEMAKE) --keep-going -- $(REPORTED); status=$$?; \

@@ -41,6 +41,8 @@ localrules:
     extrapolation,
     probes,
     plan,
+    costs,
+    padding,
     measurements,
 
 
@@ -112,7 +114,17 @@ rule plan:
         PLAN_RESULTS,
 
 
-# Not part of `all`: they measure the machine and the libraries, and take minutes.
+# These are not part of `all`: they measure the machine and the libraries, and take minutes.
+rule costs:
+    input:
+        COSTS_RESULTS,
+
+
+rule padding:
+    input:
+        PADDING_RESULTS,
+
+
 rule measurements:
     input:
         COSTS_RESULTS,

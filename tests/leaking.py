@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from anchorage.capture import Capturer
+from anchorage.capturer import Capturer
 from anchorage.plan import Plan
 from anchorage.trunk import SiteReader
 from plans import build_plan, capture
@@ -35,32 +35,32 @@ def build(root: Path, n_batches: int) -> Plan:
     return build_plan(root, corpus={"rows": n_rows}, capture=shape)
 
 
-def fill_and_allocate(self, tokens, targets, first_row):
-    FILL(self, tokens, targets, first_row)
+def fill_and_allocate(self, *batch):
+    FILL(self, *batch)
     KEPT.append(bytearray(b"x") * 2**20)  # touched: memory that was only asked for is not there yet
 
 
-def fill_with_grad(self, tokens, targets, first_row):
+def fill_with_grad(self, *batch):
     self.trunk.module.requires_grad_(True)
     with mock.patch.object(torch, "no_grad", contextlib.nullcontext):
-        FILL(self, tokens, targets, first_row)
+        FILL(self, *batch)
 
 
-def read_and_keep_outputs(self, ids, take):
+def read_and_keep_outputs(self, ids, take, **padding):
     def take_and_keep(site, value):
         assert value.requires_grad
         KEPT.append(value)
         take(site, value.detach())
 
-    READ(self, ids, take_and_keep)
+    READ(self, ids, take_and_keep, **padding)
 
 
-def read_and_keep_copies(self, ids, take):
+def read_and_keep_copies(self, ids, take, **padding):
     def take_and_keep(site, value):
         KEPT.append(value.clone())
         take(site, value)
 
-    READ(self, ids, take_and_keep)
+    READ(self, ids, take_and_keep, **padding)
 
 
 LEAKS: dict[str, dict[str, Any]] = {

@@ -22,14 +22,17 @@ _REMEDIES = {
     "controls": "The design of a matched task lets something but the hidden states tell the answer: its accuracies "
     "mean nothing. Look at the task's cells (src/anchorage/probe/tasks) and at the matching (probe/design.py).",
     "memory": REMEDY,
+    "padding": "Masked reductions of padded rows are not those of the rows alone. If this model's hidden states depend "
+    "on pads in spite of the mask, use corpus.layout packed for it.",
 }
 
 
-def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path, log: Callable[[str], None]) -> None:
+def pass_gate(report_path: Path, manifest_path: Path | None, gate_path: Path, log: Callable[[str], None]) -> None:
     """Write the gate's file if a report is good and belongs to the present cache.
 
     Args:
-        report_path, manifest_path: what is looked at.
+        report_path: what is looked at.
+        manifest_path: of the cache that the report must be of; None where it is of no cache.
         gate_path: gets the capture key.
         log: is told that the check passed, and of what its report warns none the less.
 
@@ -40,9 +43,9 @@ def pass_gate(report_path: Path, manifest_path: Path, gate_path: Path, log: Call
     if not report["ok"]:
         faults, n_faults = "\n  ".join(report["faults"]), report.get("n_faults", len(report["faults"]))
         raise AnchorageError(f"{report_path}: {n_faults} fault(s):\n  {faults}\n{_REMEDIES[report_path.stem]}")
-    key = read_manifest(manifest_path).key
-    check_key(str(report_path), report["key"], key)
-    write_bytes(gate_path, f"{key}\n".encode())
+    if manifest_path is not None:
+        check_key(str(report_path), report["key"], read_manifest(manifest_path).key)
+    write_bytes(gate_path, f"{report['key']}\n".encode())
     log(f"{report_path.stem}: passed")
     if warning := report.get("warning"):
         log(warning)

@@ -26,6 +26,8 @@ from anchorage.errors import AnchorageError
 from anchorage.processors import available_processors
 from anchorage.settings import Settings, load_settings
 from anchorage.store.layout import Layout
+from anchorage.store.manifest import read_manifest
+from anchorage.store.names import MANIFEST
 
 _PR_SET_PDEATHSIG = 1
 _MANY_FILES = 4000
@@ -136,9 +138,12 @@ def warn_of_slow_start(layout: Layout) -> str | None:
 
 
 def leak_warning(settings: Settings) -> str | None:
-    """What the verdict on memory warns of, to be said once more at the end of a run."""
-    verdict = settings.results / "memory.json"
-    return json.loads(verdict.read_text())["warning"] if verdict.exists() else None
+    """What the verdict on memory warns of, to be said once more at the end of a run; nothing of another cache's."""
+    verdict, manifest = settings.results / "memory.json", settings.results / "cache" / MANIFEST
+    if not (verdict.exists() and manifest.exists()):
+        return None
+    found = json.loads(verdict.read_text())
+    return found["warning"] if found["key"] == read_manifest(manifest).key else None
 
 
 def hold_run(settings: Settings, folder: Path = Path(".snakemake")) -> int:

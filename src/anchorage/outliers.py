@@ -70,7 +70,10 @@ def _measure_site(cache: Cache, site: str) -> tuple[float, np.ndarray]:
     """A site's root mean square, and the largest |x| of each dimension, float64 ``[width]``."""
     tier = cache.tier_of(site)
     n_rows = cache.tier_rows(tier)
-    block_rows = max(1, _BLOCK_VALUES // _read_rows(cache, tier, site, range(1))[0].numel())
+    row_values = _read_rows(cache, tier, site, range(1))[0].shape[-1]
+    if cache.identity["tiers"][tier]["reduce"] == "none":
+        row_values *= cache.identity["seq_len"]  # the longest that a row may be
+    block_rows = max(1, _BLOCK_VALUES // row_values)
     sum_squares, n_values, max_abs = 0.0, 0, np.zeros(())
     for start in range(0, n_rows, block_rows):
         rows = _read_rows(cache, tier, site, range(start, min(start + block_rows, n_rows)))

@@ -112,8 +112,8 @@ def _findings(results: _Results) -> str:
             f"{plain(best['task'])} {_accuracy(best)} at {plain(best['site'])} (chance {float(best['chance']):.3f})"
             for best in map(_best, _tasks(results.sweep).values())
         )
-        warned = sum(bool(row["warning"]) for row in results.sweep)
-        warning = f" {warned} of {len(results.sweep)} probes carry a warning (sweep.csv)." if warned else ""
+        warned = dict.fromkeys(row["task"] for row in results.sweep if row["warning"])
+        warning = f" Warned of (sweep.csv): {plain(', '.join(warned))}." if warned else ""
         rows.append(["Layer sweep", _NO_VALUE, f"Best accuracy on held-out rows: {found}.{warning}"])
     if results.controls:
         rows.append(["Probe controls", _verdict(results.controls), _controls(results.controls)])

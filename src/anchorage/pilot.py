@@ -29,7 +29,8 @@ METHOD = (
     "them and 5 s have passed or the corpus ends, with all casts, reductions and digests; then one shard's file of "
     "each tier, written durably. Hours are active ones (forward passes, digests, waits for the disk), without loading "
     "the model; their interval is Student's t (95 %) on the spread of the batches, taken for independent: it does not "
-    "cover slow drift, nor a disk whose cache is full. Bytes are exact but for file headers of some kB."
+    "cover slow drift, nor a disk whose cache is full. Bytes are exact but for file headers of some kB; where rows are "
+    "padded, rows beyond the corpus count as long as its mean, and hours as if all rows were like the pilot's."
 )
 _MIN_BATCHES = 8
 _MIN_S = 5.0
@@ -62,8 +63,10 @@ def forecast_run(plan: Plan, log: Callable[[str], None]) -> dict[str, Any]:
     written = _time_writes(plan, buffers)
     # Not even a shard fits: the forecast says so, and its hours are those of a disk that nothing waits for.
     rates = Rates(samples, written[1] / written[0] if written else 0.0)
-    n_rows, n_tokens = plan.layout.n_rows, plan.n_tokens(range(plan.layout.n_rows))
-    row_bytes = {tier: shape.n_bytes(n_rows, n_tokens) / n_rows for tier, shape in shapes.items()}
+    kept = plan.layout.tier_rows
+    row_bytes = {
+        tier: shape.n_bytes(kept[tier], plan.n_tokens(range(kept[tier]))) / kept[tier] for tier, shape in shapes.items()
+    }
     report: dict[str, Any] = {"key": plan.key}
     for name, planned in plans.items():
         report[name] = forecast(planned, row_bytes, rates) | _room(planned, capturer.widths)
@@ -134,6 +137,7 @@ def _repeat_batch(plan: Plan, buffer: ShardBuffer, rows: range) -> None:
     """Fill a buffer with its first batch, over and over: memory never touched takes no room, and disks may compress."""
     batch = plan.layout.batch(0)
     tokens, lengths = plan.batch_tokens(batch), plan.lengths(batch)
+    buffer.put_tokens(tokens, 0, lengths)  # another batch may be there, of rows of other lengths
     for start in range(batch.stop, rows.stop, batch.stop):
         stop = min(start + batch.stop, rows.stop)
         buffer.put_tokens(tokens[: stop - start], start, lengths)
@@ -145,8 +149,9 @@ def _room(plan: Plan, widths: Mapping[str, int]) -> dict[str, Any]:
     """What is staged already, what the rest needs, and the verdict."""
     layout, spaces = plan.layout, measure_space(plan, widths)
     staged = [
-        all((plan.staging / staged_shard(tier, shard)).exists() for tier in layout.shard_tiers(shard))
+        all((plan.staging / staged_shard(tier, shard)).exists() for tier in tiers)
         for shard in range(layout.n_shards)
+        if (tiers := layout.shard_tiers(shard))
     ]
     lacks = [f"{space.short_bytes / GIB:.2f} GiB more in {space.folder}" for space in spaces if space.short_bytes]
     return {

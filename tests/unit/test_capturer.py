@@ -44,6 +44,32 @@ def test_copies_beside_a_busy_gpu_give_the_same_bytes(tmp_path):
 
 
 @needs_gpu
+def test_without_the_wait_bytes_would_differ(tmp_path, monkeypatch):
+    """The control: copies held up by other work on their stream, and read at once."""
+    plan = build_plan(tmp_path, model={"device": "cuda"}, capture={"overlap_copies": True})
+    waited = tree(capture(plan, tmp_path / "waited").folder)
+    shutil.rmtree(tmp_path / "staging")
+    record, busy = torch.cuda.Stream.record_event, torch.randn(4096, 4096, device="cuda")
+    wait_stream = torch.cuda.Stream.wait_stream
+
+    def hold_up(self, stream):
+        wait_stream(self, stream)
+        with torch.cuda.stream(self):
+            torch.tanh(busy @ busy)
+
+    class NoWait:
+        def synchronize(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", hold_up)
+    monkeypatch.setattr(torch.cuda.Stream, "record_event", lambda self: NoWait())
+    assert tree(capture(plan, tmp_path / "read too early").folder) != waited
+    monkeypatch.setattr(torch.cuda.Stream, "record_event", record)
+    shutil.rmtree(tmp_path / "staging")
+    assert tree(capture(plan, tmp_path / "held up").folder) == waited
+
+
+@needs_gpu
 def test_an_overflow_is_named_as_without(tmp_path):
     build_plan(tmp_path)
     scale_weights(tmp_path / "model", 1e7)

@@ -190,6 +190,7 @@ def sentences(**columns) -> str:
         ([0.98, 1.1, 1.2, 1.3, 1.4], "1.200 (0.980 to 1.400)", "no difference was shown"),
         ([1.0, 1.1, 1.2, 1.3, 1.4], "1.200 (1 to 1.400)", "no difference was shown"),
         ([1.0] * 5, "1", "no difference was shown"),
+        ([1.01, 1.011, 1.012, 1.02, 1.03], "1.012 (1.010 to 1.030)", "no difference was shown"),
     ],
 )
 def test_the_verdict_follows_from_the_rounds(times, ratio, verdict):

@@ -208,7 +208,8 @@ def test_thousands_of_batches_of_many_processes_stay_affordable():
 
 @pytest.mark.parametrize("on_leak", ["warn", "stop"])
 def test_a_leak_is_told_or_stops_as_configured(tmp_path, on_leak):
-    manifest, report, gate = (tmp_path / name for name in ("manifest.jsonl", "memory.json", "memory.ok"))
+    manifest, report, gate = (tmp_path / name for name in ("cache/manifest.jsonl", "memory.json", "memory.ok"))
+    manifest.parent.mkdir()
     write_manifest(manifest, {}, [])
     lines: list[str] = []
     key = read_manifest(manifest).key
@@ -227,6 +228,9 @@ def test_a_leak_is_told_or_stops_as_configured(tmp_path, on_leak):
     assert all(text in " ".join(lines[1].split()) for text in said)
     settings = types.SimpleNamespace(results=tmp_path)
     assert leak_warning(settings) == lines[1]
+    write_manifest(manifest, {"another": "cache"}, [])
+    assert leak_warning(settings) is None
+    write_manifest(manifest, {}, [])
     write_json(report, judge(batch_table(np.full(40, 500.0)), on_leak=on_leak, key=key))
     assert leak_warning(settings) is None
     pass_gate(report, manifest, gate, lines.append)

@@ -130,7 +130,7 @@ def test_the_page_tells_findings_and_provenance(files):
         "Memory no leak Highest resident size 400 MiB in 3 shards; median 30 tokens a second. Memory_x grows by 0. "
         "Reading and logging memory took 0.42 % of the capture's time.",
         "Best accuracy on held-out rows: copy_ 0.750 at block.0 (chance 0.500); place 0.900 at embed (chance 0.500). "
-        "1 of 5 probes carry a warning (sweep.csv).",
+        "Warned of (sweep.csv): place.",
         "predicted from the first 1 of 3 shards: off by +3.2 %; bytes: off by -0.04 %.",
         "50,000 rows would take 2.5 h (2.2 to 3.0) and 11.3 GiB, one layer only 4.6 GiB.",
         "3 files of 1,572,864 bytes, depth full: 0 missing, 0 corrupt, 0 orphans.",

@@ -131,6 +131,7 @@ PADDING_RESULTS = [
     f"{RESULTS}/{name}"
     for name in (
         "padding.json",
+        "gates/padding.ok",
         "padding.csv",
         "padding_norms.csv",
         "padding.svg",

@@ -44,6 +44,8 @@ rule plot_padding:
         f"{LOGS}/plot_padding.log",
     conda:
         ENVIRONMENT
+    params:
+        code=code_digest("figures.padding", "figures.style"),
     script:
         "../scripts/plot_padding.py"
 
@@ -91,6 +93,7 @@ rule tabulate_costs:
         ENVIRONMENT
     params:
         decides=DECIDES,
+        code=code_digest("costs.rounds", "costs.sentences"),
     script:
         "../scripts/tabulate_costs.py"
 
@@ -110,5 +113,7 @@ rule plot_costs:
         f"{LOGS}/plot_costs.log",
     conda:
         ENVIRONMENT
+    params:
+        code=code_digest("figures.costs", "figures.style"),
     script:
         "../scripts/plot_costs.py"

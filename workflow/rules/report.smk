@@ -35,6 +35,6 @@ rule describe_run:
         ENVIRONMENT
     params:
         decides=DECIDES,
-        code=code_digest("overview", "rst"),
+        code=code_digest("overview", "rst", "forecast"),
     script:
         "../scripts/describe_run.py"

@@ -61,11 +61,14 @@ rule gate:
     log:
         f"{LOGS}/gate_{{check}}.log",
     wildcard_constraints:
-        check="verify|anchor|memory|controls",
+        check="verify|anchor|memory|controls|padding",
     conda:
         ENVIRONMENT
     params:
-        manifest=f"{CACHE}/{MANIFEST}",
+        # Padding is measured without a cache.
+        manifest=lambda wildcards: (
+            "" if wildcards.check == "padding" else f"{CACHE}/{MANIFEST}"
+        ),
     script:
         "../scripts/gate.py"
 
@@ -108,6 +111,7 @@ rule table_memory:
         ENVIRONMENT
     params:
         decides=DECIDES,
+        code=code_digest("memory"),
     script:
         "../scripts/table_memory.py"
 
@@ -132,6 +136,7 @@ rule judge_memory:
         decides=DECIDES,
         memory=settings.memory.model_dump(),
         forecast_rows=settings.forecast_rows,
+        code=code_digest("leak"),
     script:
         "../scripts/judge_memory.py"
 
@@ -153,6 +158,8 @@ rule plot_memory:
         f"{LOGS}/plot_memory.log",
     conda:
         ENVIRONMENT
+    params:
+        code=code_digest("figures.memory", "figures.style"),
     script:
         "../scripts/plot_memory.py"
 
@@ -179,5 +186,6 @@ rule extrapolate:
     params:
         decides=DECIDES,
         forecast_rows=settings.forecast_rows,
+        code=code_digest("extrapolation", "forecast"),
     script:
         "../scripts/extrapolate.py"

@@ -6,4 +6,5 @@ from anchorage.gate import pass_gate
 from anchorage.job import start_job
 
 job = start_job(snakemake)
-pass_gate(Path(snakemake.input.report), Path(snakemake.params.manifest), Path(snakemake.output[0]), job.log)
+manifest = snakemake.params.manifest
+pass_gate(Path(snakemake.input.report), Path(manifest) if manifest else None, Path(snakemake.output[0]), job.log)

@@ -54,7 +54,7 @@ def measure_case(subject: Subject, case: Case, n_batches: int) -> dict[str, Any]
     after = measure_memory(device)
     return {
         "batches": len(batches),
-        "tokens": sum(map(len, batches)) * subject.plan.corpus.seq_len,
+        "tokens": sum(map(subject.plan.n_tokens, batches)),
         "seconds": seconds,
         "peak_mib": _rise(before, after, "rss_mib", "peak_mib"),
         "cuda_peak_mib": _rise(before, after, "cuda_allocated_mib", "cuda_peak_mib"),

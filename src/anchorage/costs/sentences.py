@@ -10,6 +10,7 @@ import pandas as pd
 from anchorage.costs.comparison import KEPT, MODULES, PEAK, SECONDS, Comparison, Pair
 
 MIN_ROUNDS = 5  # of fewer, all lie on one side of 1 by chance too often
+MARGIN = 0.02  # a smaller difference changes nobody's choice
 _WHAT = {SECONDS: "time", PEAK: "peak memory", MODULES: "number of modules kept", KEPT: "bytes kept of a batch"}
 _MORE = {SECONDS: "slower", PEAK: "more memory", MODULES: "more modules", KEPT: "more bytes"}
 _LESS = {SECONDS: "faster", PEAK: "less memory", MODULES: "fewer modules", KEPT: "fewer bytes"}
@@ -24,13 +25,16 @@ def describe_costs(table: pd.DataFrame, comparisons: Mapping[str, Comparison]) -
     """
     table = device_peaks(table)
     n_rounds = table["round"].nunique()
+    n_pairs = sum(len(comparison.pairs) for comparison in comparisons.values())
     kind = "GPU memory allocated" if table.attrs["peak_of"] == "cuda" else "resident memory"
     lines = [
         "# What the choices of a capture cost",
         "",
         f"Each case ran in a fresh process, {n_rounds} round(s), in an order that rotates. Medians, in brackets lowest "
         f"to highest; ratios are of the two cases of a round. Peak is how far {kind} rose over the measured batches. "
-        "Where a ratio's range holds 1, no difference was shown.",
+        "A difference is stated where all rounds agree on its side and the median is at least "
+        f"{100 * MARGIN:.0f} % off 1. Where there is none, so many rounds agree by chance in "
+        f"{100 * 2 ** (1 - n_rounds):.2g} % of comparisons, of which there are {n_pairs} here.",
     ]
     for name, comparison in comparisons.items():
         lines += _section(name, comparison, table[table["comparison"] == name])
@@ -55,8 +59,11 @@ def paired_ratios(table: pd.DataFrame, pair: Pair) -> pd.Series:
 
 
 def pair_outcome(ratios: pd.Series) -> str:
-    """``more`` or ``less`` where every round says so, else ``unclear``; of fewer than :data:`MIN_ROUNDS` always."""
+    """``more`` or ``less`` where every round says so and the median by :data:`MARGIN`, else ``unclear``; of fewer than
+    :data:`MIN_ROUNDS` always."""
     if len(ratios) < MIN_ROUNDS or ratios.isna().any() or ratios.min() <= 1 <= ratios.max():
+        return "unclear"
+    if abs(ratios.median() - 1) < MARGIN:
         return "unclear"
     return "more" if ratios.min() > 1 else "less"
 

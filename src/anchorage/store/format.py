@@ -118,11 +118,13 @@ class ShardBuffer:
     def __init__(self, shape: TierShape, max_rows: int, *, pinned: bool = False) -> None:
         self.shape = shape
         dtype, max_tokens = STORAGE_DTYPES[shape.storage_dtype], max_rows * shape.seq_len
-        # Pages that short rows leave untouched take no memory.
         self._sites = {
             site: torch.empty(shape.site_shape(site, max_rows, max_tokens), dtype=dtype, pin_memory=pinned)
             for site in shape.widths
         }
+        # Touched now: memory taken page by page as rows come in, and padded rows grow longer, would look like a leak.
+        for buffer in self._sites.values():
+            buffer.zero_()
         self._tokens = np.empty(max_tokens, dtype=shape.token_dtype)
         self._offsets = np.arange(max_rows + 1) * shape.seq_len
         self._digests = np.empty((len(shape.widths) + 1, max_rows), dtype=np.uint64)
@@ -208,7 +210,8 @@ class ShardFile:
         # The row digests do not cover the header: a changed bit in it must not lead to other bytes, or to a crash.
         sites = self.metadata.get("sites", [])
         names = sorted(map(str, sites)) if isinstance(sites, list) else []
-        self.padded = self.metadata.get("layout") == "padded"
+        self._reduce, self.padded = self.metadata.get("reduce"), self.metadata.get("layout") == "padded"
+        self._require(self._reduce in ("none", "mean", "last"), "a reduction", self._reduce)
         others = {ROW_DIGESTS, TOKENS, OFFSETS} if self.padded else {ROW_DIGESTS, TOKENS}
         stored = sorted(self.file.entries.keys() - others)
         whole = len(self.file.entries) == len(stored) + len(others)
@@ -218,12 +221,15 @@ class ShardFile:
     def _require(self, holds: bool, expected: str, found: object) -> None:
         if not holds:
             self.file.close()
-            remedy = "The file is damaged or of another capture; `make verify`, then the plain command, repairs it."
-            raise IntegrityError(self.file.path, expected=expected, found=found, remedy=remedy)
+            raise self._damaged(expected, found)
+
+    def _damaged(self, expected: str, found: object) -> IntegrityError:
+        remedy = "The file is damaged or of another capture; `make verify`, then the plain command, repairs it."
+        return IntegrityError(self.file.path, expected=expected, found=found, remedy=remedy)
 
     def ragged(self, name: str) -> bool:
         """Whether rows of a site, or of the tokens, differ in length."""
-        return self.padded and (name == TOKENS or self.metadata["reduce"] == "none")
+        return self.padded and (name == TOKENS or self._reduce == "none")
 
     def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
         """Read the shard's rows ``[start, stop)`` of a site, or of the tokens.
@@ -249,8 +255,8 @@ class ShardFile:
         """Where rows ``[start, stop)`` begin, and the last one ends, in tokens."""
         offsets = np.frombuffer(self.file.read_rows(OFFSETS, start, stop + 1), "<u8").tolist()
         n_tokens = self.file.entries[name].spec.shape[0]
-        sound = all(a < b for a, b in itertools.pairwise(offsets)) and offsets[-1] <= n_tokens
-        self._require(sound, f"offsets that rise to at most {n_tokens}", offsets[:4])
+        if offsets[-1] > n_tokens or any(a >= b for a, b in itertools.pairwise(offsets)):
+            raise self._damaged(f"offsets that rise to at most {n_tokens}", offsets[:4])
         return offsets
 
 

@@ -118,8 +118,8 @@ class Cache:
             raise AnchorageError(f"tier {tier!r} keeps one value a row, not its tokens: use read")
         if not self.padded:
             return list(self.read(site, indices, tier=tier))
-        dtype, (data, width) = self.identity["storage_dtype"], self._gather_list(tier, indices, site)
-        return [as_tensor(row.reshape(-1, width), dtype, None) for row in data]
+        data, token_bytes = self._gather_list(tier, indices, site)
+        return [as_tensor(row.reshape(-1, token_bytes), self.identity["storage_dtype"], None) for row in data]
 
     def read_padded(
         self, site: str, rows: Rows = None, *, tier: str | None = None
@@ -156,8 +156,8 @@ class Cache:
         """Token ids of rows, each as long as it is: a list of int64 ``[tokens]``."""
         if not self.padded:
             return list(self.tokens(rows))
-        data, item = self._gather_list(*self._longest_tier(rows), TOKENS)
-        return [_as_ids(row, item) for row in data]
+        data, token_bytes = self._gather_list(*self._longest_tier(rows), TOKENS)
+        return [_as_ids(row, token_bytes) for row in data]
 
     def close(self) -> None:
         """Close the shard files that reads have opened; a later read opens them again."""
@@ -223,8 +223,8 @@ class Cache:
         """Bytes of rows that differ in length, uint8 ``[bytes]`` each, and the bytes of a token."""
         unique, inverse = np.unique(indices, return_inverse=True)
         data = [row for run in self._runs(unique) if len(run) for row in self._read_run(tier, name, run)]
-        item = self._file(self.manifest.shards[0], tier).file.entries[name].row_bytes
-        return [data[index] for index in inverse], item
+        token_bytes = self._file(self.manifest.shards[0], tier).file.entries[name].row_bytes
+        return [data[index] for index in inverse], token_bytes
 
     def _runs(self, unique: np.ndarray) -> list[np.ndarray]:
         """Rows in runs of neighbours within a shard: each is read in file order, at once."""
@@ -257,6 +257,6 @@ class Cache:
         return file
 
 
-def _as_ids(data: np.ndarray, item: int) -> torch.Tensor:
-    """Bytes of token ids of ``item`` bytes each, as int64."""
-    return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[item]).astype(np.int64))
+def _as_ids(data: np.ndarray, token_bytes: int) -> torch.Tensor:
+    """Bytes of token ids of so many bytes each, as int64."""
+    return torch.from_numpy(data.view({2: np.uint16, 4: np.uint32}[token_bytes]).astype(np.int64))
