@@ -88,7 +88,7 @@ def test_killed_before_the_corpus_and_in_the_checks(fresh_workflow, uninterrupte
 
 
 def test_200_documents_of_uneven_length_killed_verified_and_anchored(fresh_workflow, tmp_path):
-    workflow = fresh_workflow.copy(tmp_path)
+    workflow = fresh_workflow.copy(tmp_path / "killed")
     write_uneven(workflow.root / "resources/corpora/uneven.jsonl", 200)
     workflow.config["corpus"] |= {"source": "resources/corpora/uneven.jsonl", "layout": "padded", "min_chars": 1}
     workflow.config["corpus"] |= {"rows": 200, "seq_len": 48}

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
 from anchorage import corpus as corpus_module
+from anchorage import packing
 from anchorage.corpus import build_corpus, open_corpus
 from anchorage.errors import CorpusError, IntegrityError
 from anchorage.settings import CorpusSettings
@@ -69,7 +70,7 @@ def test_pieces_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     settings = settings_for(write_jsonl(tmp_path / "texts.jsonl", make_texts()), bos=True, document_separator=True)
     facts, built = build(tmp_path, settings)
     whole = (tmp_path / "out" / "tokens.safetensors").read_bytes()
-    monkeypatch.setattr(corpus_module, "_CHUNK_TOKENS", 40)
+    monkeypatch.setattr(packing, "_CHUNK_TOKENS", 40)
     monkeypatch.setattr(corpus_module, "_BATCH_CHARS", 100)
     assert build(tmp_path, settings)[0] == facts
     assert (tmp_path / "out" / "tokens.safetensors").read_bytes() == whole
@@ -173,7 +174,7 @@ def test_reading_stops_when_rows_are_full(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_memory_does_not_grow_with_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "_CHUNK_TOKENS", 1 << 12)
+    monkeypatch.setattr(packing, "_CHUNK_TOKENS", 1 << 12)
     monkeypatch.setattr(corpus_module, "read_texts", lambda settings: (f"w{i % 250 + 3} " * 100 for i in range(10**9)))
     options: dict[str, Any] = {"tokens_path": tmp_path / "tokens", "vocab_size": VOCAB_SIZE, "log": print}
     tokenizer, peaks = make_tokenizer(), []

@@ -61,7 +61,7 @@ def test_told_before_any_job(workflow, values, said):
     ("values", "said"),
     [
         ({"capture.tiers": {"a": {"sites": ["blok.1"]}}, "probe": None}, ["blok.1", "did you mean", "block.1"]),
-        ({"corpus.seq_len": 500, "corpus.rows": 2}, ["at most 128 positions"]),
+        ({"corpus.seq_len": 500, "corpus.rows": 2, "probe": None}, ["at most 128 positions"]),
         ({"corpus.rows": 1000}, ["1000", "rows"]),
         ({"model.source": "nobody/no-such-model"}, ["nobody/no-such-model", "HF_HUB_OFFLINE"]),
         ({"corpus.source": "nobody/no-such-corpus"}, ["nobody/no-such-corpus"]),
