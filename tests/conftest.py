@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 # Nothing here may reach a hub, and one thread a test process keeps two of them from slowing each other.
@@ -27,8 +28,14 @@ def corpus_workflow(fresh_workflow, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished_workflow(corpus_workflow, tmp_path_factory):
-    """The same run to its end. Copy it, do not run it."""
-    workflow = corpus_workflow.copy(tmp_path_factory.mktemp("finished"))
-    workflow.run()
-    return workflow
+def finished_workflow(fresh_workflow, tmp_path_factory):
+    """The same run to its end. Copy it, do not run it. The first of the test processes runs it for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
+    with open(root.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            building = fresh_workflow.copy(root.with_suffix(".building"))
+            building.run()
+            building.root.rename(root)
+    return fresh_workflow.at(root)

@@ -56,6 +56,10 @@ class Workflow:
     def copy(self, root: Path) -> Workflow:
         """The same, with results and all, in another folder; hard links stay links."""
         subprocess.run(["cp", "-a", f"{self.root}/.", root], check=True)
+        return self.at(root)
+
+    def at(self, root: Path) -> Workflow:
+        """The same, of which a copy lies in another folder."""
         other = object.__new__(Workflow)
         other.root, other.config = root, json.loads(json.dumps(self.config))
         return other

@@ -56,6 +56,22 @@ def padded_plan(root, **changes):
     return build_plan(root, kind=kind, corpus=corpus | sections.pop("corpus", {}), **sections)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A plan and its captured cache. Read it, or damage a copy."""
+    root = tmp_path_factory.mktemp("whole")
+    plan = padded_plan(root)
+    capture(plan, root / "cache").close()
+    return plan, root / "cache"
+
+
+@pytest.fixture
+def damaged(whole, tmp_path):
+    """A copy of the cache and its first shard, to be damaged."""
+    cache = shutil.copytree(whole[1], tmp_path / "copy")
+    return cache, cache / "all/part-0-shard-0.safetensors"
+
+
 def oracle(plan, batch_rows):
     """Hidden states by raw hooks: ``{site: [row's [tokens, width], ...]}``; a batch is as long as its longest row."""
     torch.set_num_threads(1)
@@ -139,9 +155,8 @@ def test_what_is_stored_is_what_raw_hooks_see_of_real_tokens(tmp_path, kind):
     assert unmasked.median() > 1000 * TOLERANCE
 
 
-def test_rows_are_read_in_any_order_and_with_their_tokens(tmp_path):
-    plan = padded_plan(tmp_path)
-    cache = capture(plan, tmp_path / "cache")
+def test_rows_are_read_in_any_order_and_with_their_tokens(whole):
+    plan, cache = whole[0], open_cache(whole[1])
     everything, tokens = cache.read_list("block.2", tier="all"), cache.token_list()
     for rows in ([7, 3, 3, 199, 64, 65, 66], range(30, 70), 5, slice(190, None), []):
         wanted = [rows] if isinstance(rows, int) else range(N_ROWS)[rows] if isinstance(rows, slice) else rows
@@ -162,9 +177,8 @@ def test_rows_are_read_in_any_order_and_with_their_tokens(tmp_path):
         cache.tokens()
 
 
-def test_the_store_takes_the_bytes_of_real_tokens(tmp_path):
-    plan = padded_plan(tmp_path)
-    cache = capture(plan, tmp_path / "cache")
+def test_the_store_takes_the_bytes_of_real_tokens(whole):
+    plan, cache = whole[0], open_cache(whole[1])
     n_tokens = plan.n_tokens(range(N_ROWS))
     real = n_tokens * (len(SITES) * 16 * 4 + 2)  # four sites, 16 wide, float32; a token id of 2 bytes
     stored = sum(path.stat().st_size for path in (cache.folder / "all").glob("*.safetensors"))
@@ -173,9 +187,8 @@ def test_the_store_takes_the_bytes_of_real_tokens(tmp_path):
     assert stored < 0.6 * N_ROWS * SEQ_LEN * (len(SITES) * 16 * 4 + 2)  # control: with pads it would be far more
 
 
-def test_it_is_verified_and_anchored_exactly_and_its_outliers_are_of_real_tokens(tmp_path):
-    plan = padded_plan(tmp_path)
-    cache = capture(plan, tmp_path / "cache")
+def test_it_is_verified_and_anchored_exactly_and_its_outliers_are_of_real_tokens(whole):
+    plan, cache = whole[0], open_cache(whole[1])
     parts = [cache.folder / published_part(part) for part in plan.layout.parts]
     assert verify_cache(cache.folder, parts, depth="full", log=lambda line: None)["ok"]
     report, table = anchor_cache(plan, cache, lambda line: None)
@@ -211,10 +224,9 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path, monkeypatch, 
     assert tree(tmp_path / "stopped") == whole
 
 
-def test_a_longer_row_of_the_same_ids_is_another_text(tmp_path):
+def test_a_longer_row_of_the_same_ids_is_another_text(whole):
     """A pad is id 0, and so may be a real token: only the lengths tell them apart, so they are in the digest."""
-    plan = padded_plan(tmp_path)
-    corpus = open_corpus(plan.tokens_path)
+    corpus = open_corpus(whole[0].tokens_path)
     plain = {corpus.digest(row, row + 1) for row in range(N_ROWS)}
     texts = {corpus.rows(row, row + 1)[0].tobytes() for row in range(N_ROWS)}
     assert len(plain) == len(texts)
@@ -225,52 +237,45 @@ def test_a_longer_row_of_the_same_ids_is_another_text(tmp_path):
 
 @pytest.mark.parametrize("bit", [0, 3, 62])
 @pytest.mark.parametrize("row", [0, 5, 32])
-def test_a_flipped_offset_is_found_by_reading(tmp_path, row, bit):
-    plan = padded_plan(tmp_path)
-    capture(plan, tmp_path / "cache").close()
-    path = next((tmp_path / "cache/all").glob("part-0-shard-0.safetensors"))
-    file = ShardFile(path, {})
-    flip_bit(path, file.file.entries[OFFSETS].start + 8 * row + bit // 8, bit % 8)
+def test_a_flipped_offset_is_found_by_reading(damaged, row, bit):
+    cache, path = damaged
+    flip_bit(path, ShardFile(path, {}).file.entries[OFFSETS].start + 8 * row + bit // 8, bit % 8)
     with pytest.raises(IntegrityError):
-        open_cache(tmp_path / "cache").read_list("block.2", range(32), tier="all")
+        open_cache(cache).read_list("block.2", range(32), tier="all")
 
 
-def test_a_flipped_header_bit_is_found_whatever_it_says(tmp_path):
-    plan = padded_plan(tmp_path)
-    capture(plan, tmp_path / "cache").close()
-    path = tmp_path / "cache/all/part-0-shard-0.safetensors"
+def test_a_flipped_header_bit_is_found_or_changes_no_value(whole, damaged):
+    cache, path = damaged
     data = path.read_bytes()
-    length = 8 + int.from_bytes(data[:8], "little")
-    whole = open_cache(tmp_path / "cache").read_list("block.2", range(32), tier="all")
-    for place in range(length):
-        for bit in (0, 5):  # another letter, another case
-            path.write_bytes(data[:place] + bytes([data[place] ^ (1 << bit)]) + data[place + 1 :])
-            try:
-                found = open_cache(tmp_path / "cache").read_list("block.2", range(32), tier="all")
-            except IntegrityError:
-                continue
-            # What the reader does not go by, such as the tokens' name of the source, may change; values may not.
-            assert all(map(torch.equal, found, whole)), data[place - 20 : place + 20]
+    expected = open_cache(whole[1]).read_list("block.2", range(32), tier="all")
+    n_found, places = 0, range(0, 8 + int.from_bytes(data[:8], "little"), 2)
+    for place in places:
+        bit = 1 << (0, 5)[place // 2 % 2]  # another letter, another case
+        path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+        try:
+            found = open_cache(cache).read_list("block.2", range(32), tier="all")
+        except IntegrityError:
+            n_found += 1
+            continue
+        assert all(map(torch.equal, found, expected)), data[place - 20 : place + 20]
+    assert n_found > len(places) / 2
 
 
-def test_bad_offsets_are_told_each_time(tmp_path):
-    plan = padded_plan(tmp_path)
-    capture(plan, tmp_path / "cache").close()
-    path = tmp_path / "cache/all/part-0-shard-0.safetensors"
+def test_bad_offsets_are_told_each_time(damaged):
+    cache, path = damaged
     flip_bit(path, ShardFile(path, {}).file.entries[OFFSETS].start + 8 * 5 + 3, 0)
-    cache = open_cache(tmp_path / "cache")
+    opened = open_cache(cache)
     for _ in range(2):
         with pytest.raises(IntegrityError):
-            cache.read_list("block.2", range(32), tier="all")
+            opened.read_list("block.2", range(32), tier="all")
 
 
-def test_the_plan_knows_the_bytes_of_padded_rows(tmp_path):
-    plan = padded_plan(tmp_path)
+def test_the_plan_knows_the_bytes_of_padded_rows(whole):
+    plan, cache = whole
     found = forecast_run(plan, lambda line: None)["run"]
-    cache = capture(plan, tmp_path / "cache")
     for tier, planned in found["tiers"].items():
-        stored = sum(path.stat().st_size for path in (cache.folder / tier).glob("*.safetensors"))
-        headers = 1024 * len(list((cache.folder / tier).glob("*.safetensors")))
+        stored = sum(path.stat().st_size for path in (cache / tier).glob("*.safetensors"))
+        headers = 1024 * len(list((cache / tier).glob("*.safetensors")))
         assert stored - headers < planned["gib"] * 2**30 <= stored
 
 
