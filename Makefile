@@ -38,7 +38,7 @@ report: .venv/run.stamp ## Run the workflow, then write its report: figures, cap
 	echo "open $(REPORT)"; \
 	exit $$status
 
-measure: .venv/run.stamp ## Measure what the choices of a capture cost, and what pads do to it: some minutes
+measure: .venv/run.stamp ## Measure what the choices of a capture cost, and what pads do to it: some 20 minutes
 	$(SNAKEMAKE) -- measurements
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again

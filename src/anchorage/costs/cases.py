@@ -223,7 +223,7 @@ COMPARISONS = {
         "each site read inside the trace against tracer.cache(modules=[...])",
         {
             "save": _batchwise("reading each site inside the trace", save_on_trunk),
-            "cache": _batchwise("tracer.cache", cache_on_trunk),
+            "cache": _batchwise("nnsight's tracer.cache", cache_on_trunk),
         },
         (Pair("cache", "save", SECONDS), Pair("cache", "save", PEAK)),
         same_values=True,
