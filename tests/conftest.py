@@ -39,3 +39,19 @@ def finished_workflow(fresh_workflow, tmp_path_factory):
             building.run()
             building.root.rename(root)
     return fresh_workflow.at(root)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(corpus_workflow, tmp_path_factory):
+    """Shards and manifest of a run left alone, by number of parts."""
+    known = {}
+
+    def run(parts):
+        if parts not in known:
+            workflow = corpus_workflow.copy(tmp_path_factory.mktemp(f"whole-{parts}"))
+            workflow.config["capture"]["parts"] = parts
+            workflow.run("--", "cache")
+            known[parts] = (workflow.shards(), workflow.manifest())
+        return known[parts]
+
+    return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -106,6 +107,12 @@ class Workflow:
         """Every published shard's bytes by name."""
         cache = self.results / "cache"
         return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*.safetensors"))}
+
+    def captured_since(self, moment: float) -> int:
+        """Shards captured by jobs that began after a moment, as their logs say."""
+        logs = (self.results / "logs").glob("capture_part_*.log")
+        texts = [path.read_text() for path in logs if path.stat().st_mtime > moment]
+        return sum(int(number) for text in texts for number in re.findall(r"captured (\d+) shards", text))
 
     def journal_lines(self) -> int:
         """Lines of all journals: shards made durable so far."""

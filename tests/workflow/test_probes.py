@@ -74,7 +74,7 @@ def test_every_probe_is_there_and_the_table_agrees_with_them(workflow):
         (["probe/sweep"], {"control_probes", "gate", "tabulate_sweep", "plot_sweep", "describe_run"}),
         (
             ["overview", "figures/style"],
-            {"describe_run", "plot_anchor", "plot_outliers", "plot_sweep"},
+            {"describe_run", "plot_anchor", "plot_memory", "plot_outliers", "plot_sweep"},
         ),
     ],
 )
