@@ -25,8 +25,8 @@ class Document(NamedTuple):
     ids: NDArray[np.int64]
 
 
-class _Uses:
-    """Which documents have been used so far, and the digest of their texts."""
+class _RowMaker:
+    """What both ways of making rows count: the documents used so far, and the digest of their texts."""
 
     def __init__(self) -> None:
         self.n_documents, self.last_number = 0, -1
@@ -38,7 +38,7 @@ class _Uses:
         self.text_digest.update(len(data).to_bytes(8, "little") + data)
 
 
-class Packer(_Uses):
+class Packer(_RowMaker):
     """Cuts the token stream of all documents into rows and hands them to the writer.
 
     Each row takes `stride` tokens of the stream, after its BOS token where one is wanted.
@@ -98,7 +98,7 @@ class Packer(_Uses):
         self._n_waiting = len(self._tokens[0])
 
 
-class Padder(_Uses):
+class Padder(_RowMaker):
     """Makes each document a row, after its BOS token where one is wanted, and hands the rows to the writer.
 
     Args:
