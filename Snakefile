@@ -1,7 +1,7 @@
 # Anchorage: a corpus through a language model, its activations on disk, proved to equal the model.
 #
 #   snakemake --cores 4            the whole default run; the same command resumes after anything
-#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory, extrapolation, probes
+#   snakemake --cores 4 cache      up to a target: corpus, cache, verify, anchor, memory, extrapolation, probes, loading
 #   --configfile config/x.yaml     another run; keys are explained in config/README.md
 import sys
 
@@ -28,6 +28,7 @@ include: "workflow/rules/capture.smk"
 include: "workflow/rules/trust.smk"
 include: "workflow/rules/probe.smk"
 include: "workflow/rules/measurements.smk"
+include: "workflow/rules/loading.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -40,6 +41,7 @@ localrules:
     memory,
     extrapolation,
     probes,
+    loading,
     plan,
     costs,
     padding,
@@ -57,6 +59,7 @@ rule all:
         EXTRAPOLATION_RESULTS,
         PROBE_RESULTS,
         OUTLIER_RESULTS,
+        LOADING_RESULTS,
         OVERVIEW_RESULTS,
 
 
@@ -105,6 +108,14 @@ rule probes:
         VERIFY_RESULTS,
         PROBE_RESULTS,
         OUTLIER_RESULTS,
+
+
+rule loading:
+    input:
+        CORPUS_RESULTS,
+        CACHE_RESULTS,
+        VERIFY_RESULTS,
+        LOADING_RESULTS,
 
 
 # Not part of `all`: a forecast, made before the run.

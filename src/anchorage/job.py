@@ -5,22 +5,18 @@ Only scripts and this module see Snakemake's objects; the rest of the library ta
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import math
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import psutil
-
+from anchorage.driver import die_with_driver
 from anchorage.durable import FILE_MODE, is_temp
 from anchorage.errors import AnchorageError
 from anchorage.processors import available_processors
@@ -29,9 +25,7 @@ from anchorage.store.layout import Layout
 from anchorage.store.manifest import read_manifest
 from anchorage.store.names import MANIFEST
 
-_PR_SET_PDEATHSIG = 1
 _MANY_FILES = 4000
-_DRIVER = "ANCHORAGE_DRIVER"
 
 
 class Job:
@@ -78,39 +72,6 @@ def rule_threads(threads: Literal["auto"] | int, cores: int) -> int:
     if threads == "auto":
         return cores
     return min(cores, math.ceil(threads * cores / min(cores, available_processors())))
-
-
-def name_driver() -> None:
-    """Tell the jobs which process is their driver; called by the driver."""
-    os.environ[_DRIVER] = str(os.getpid())
-
-
-def die_with_driver() -> None:
-    """End this process when the driver ends, however it ends: a driver started anew must not meet old writers.
-
-    The kernel does it where the driver is the parent. Where a shell stands between (conda, containers), or the driver
-    ended while this process was still importing, a look at the driver's process does.
-    """
-    driver = int(os.environ.get(_DRIVER, os.getppid()))
-    if sys.platform == "linux" and os.getppid() == driver:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not _is_alive(driver):
-        os._exit(1)
-
-    def watch() -> None:
-        while _is_alive(driver):
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        # A killed process that nobody has waited for yet still has its number.
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def check_folders(settings: Settings) -> None:

@@ -131,6 +131,17 @@ class ProbeSettings(_Section):
     )
 
 
+class LoadingSettings(_Section):
+    big_mib: int = Field(256, ge=1, description="Size of the synthetic file of 64 equal tensors.")
+    repeats: int = Field(3, ge=1, description="Measurements of each subject, method and state.")
+    methods: list[str] = Field(
+        ["torch.load", "torch.load-mmap", "load_file", "one-tensor", "ours"],
+        min_length=1,
+        description="Ways of loading; config/loading-full.yaml has them all.",
+    )
+    drop_caches: bool = Field(False, description="As root, drop the whole machine's page cache for cold measurements.")
+
+
 class Settings(_Section):
     """The whole configuration of one run."""
 
@@ -144,6 +155,8 @@ class Settings(_Section):
     memory: MemorySettings = MemorySettings()
     forecast_rows: int = Field(50_000, ge=1, description="Rows that time, bytes and memory are extrapolated to.")
     probe: ProbeSettings | None = Field(None, description="Probes on the cache; null makes none.")
+
+    loading: LoadingSettings | None = Field(None, description="The loading lab; null measures nothing.")
 
     @field_validator("capture")
     @classmethod

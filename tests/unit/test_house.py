@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src/anchorage"
 
 # From the ground up. A module imports only what stands before it.
 LAYERS = [
-    ["errors", "processors", "diskio", "durable", "digest", "tensorfile"],
+    ["errors", "processors", "driver", "diskio", "durable", "digest", "tensorfile"],
     [
         "settings",
         "wikitext",
@@ -58,7 +58,10 @@ LAYERS = [
     ],
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
-    ["costs.comparison", "costs.cases", "costs.rounds", "costs.sentences"],
+    ["costs.comparison", "costs.cases", "costs.process", "costs.rounds", "costs.sentences"],
+    ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
+    ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
+    ["loading.accident", "loading.refusals", "loading.advice"],
     [
         "figures.style",
         "figures.anchor",
@@ -67,8 +70,9 @@ LAYERS = [
         "figures.memory",
         "figures.padding",
         "figures.costs",
+        "figures.loading",
     ],
-    ["gate", "rst", "overview", "job", "costs.process"],
+    ["gate", "rst", "overview", "job"],
 ]
 ORDER = [name for layer in LAYERS for name in layer]
 SOURCES = sorted(PACKAGE.rglob("*.py"))

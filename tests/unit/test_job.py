@@ -14,11 +14,12 @@ import time
 import pytest
 
 from anchorage import job
+from anchorage.driver import _is_alive
 from anchorage.errors import AnchorageError
 from anchorage.settings import load_settings
 from plans import CONFIG
 
-JOB = "from anchorage.job import die_with_driver as d; import time; d(); print('lives', flush=True); time.sleep(60)"
+JOB = "from anchorage.driver import die_with_driver as d; import time; d(); print('lives', flush=True); time.sleep(60)"
 
 
 def start_job(driver: int, *, through_shell: bool = False) -> subprocess.Popen[str]:
@@ -35,13 +36,13 @@ def test_a_job_ends_when_its_driver_is_gone_or_a_zombie(through_shell):
     running = start_job(driver.pid, through_shell=through_shell)
     assert running.stdout.readline() == "lives\n"  # control
     driver.kill()
-    while job._is_alive(driver.pid):
+    while _is_alive(driver.pid):
         time.sleep(0.01)
     late = start_job(driver.pid, through_shell=through_shell)  # the driver ended while this one was importing
     assert late.communicate(timeout=20)[0] == ""
     running.communicate(timeout=20)
     driver.wait()
-    assert not job._is_alive(driver.pid)
+    assert not _is_alive(driver.pid)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,16 @@ from snakemake.logging import logger
 
 from anchorage.costs.comparison import ROUNDS
 from anchorage.digest import code_digest
+from anchorage.driver import name_driver
 from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
     hold_run,
     leak_warning,
-    name_driver,
     rule_threads,
     warn_of_slow_start,
 )
+from anchorage.loading.methods import check_methods, draw_order
 from anchorage.probe.labels import task_digest
 from anchorage.probe.targets import check_probe, group_sites, probed_sites
 from anchorage.settings import load_settings
@@ -32,6 +33,7 @@ try:
     check_sources(settings)
     check_folders(settings)
     check_probe(settings)
+    check_methods(settings)
     PROBE_SITES = probed_sites(settings)
 except AnchorageError as error:
     raise WorkflowError(str(error)) from None
@@ -51,6 +53,9 @@ PART_LISTS = [f"{CACHE}/{published_part(part)}" for part in layout.parts]
 ENVIRONMENT = "../envs/anchorage.yaml"
 # The forward pass takes the keyed number of threads; this is its share of the cores Snakemake may use.
 CAPTURE_THREADS = rule_threads(settings.capture.threads, workflow.cores)
+# A job that claims them all runs alone wherever the limit of profiles/default holds; its threads do the same on one
+# machine.
+ALL_SLOTS = 100
 # Of jobs that keep one processor busy.
 ONE_THREAD = rule_threads(1, workflow.cores)
 
@@ -146,4 +151,40 @@ COSTS_RESULTS = [
         for name in ("costs.csv", "costs.md", "costs.svg", "costs.png")
     ),
 ]
+LOADING = f"{RESULTS}/loading"
+# Temporary: with them a default run would leave 2 GB behind.
+LOADED_FILES = [
+    "weights.pt",
+    "weights.safetensors",
+    "big.pt",
+    "big.safetensors",
+    "shard.pt",
+]
+SUBJECTS = ["weights", "big", "shard"]
+LOADING_ORDER = draw_order(settings, SUBJECTS)
+LOADING_TABLES = [
+    f"{LOADING}/{subject}/{method}.csv" for subject, method in LOADING_ORDER
+]
+MEASURED_BY = (
+    "loading.fresh",
+    "loading.measuring",
+    "loading.methods",
+    "loading.pagecache",
+    "loading.trial",
+)
+LOADING_RESULTS = [
+    f"{RESULTS}/{name}"
+    for name in (
+        "loading.csv",
+        "workers.csv",
+        "pressure.csv",
+        "device_copy.csv",
+        "accident.csv",
+        "refusals.csv",
+        "loading.svg",
+        "loading.png",
+        "loading.md",
+    )
+    if settings.loading
+] + LOADING_TABLES
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from anchorage.costs.cases import COMPARISONS
 from anchorage.costs.rounds import measure_round
+from anchorage.driver import name_driver
 from anchorage.durable import write_bytes
-from anchorage.job import name_driver, start_job
+from anchorage.job import start_job
 
 job = start_job(snakemake)
 name_driver()  # of the cases' processes: they end when this job does

@@ -21,7 +21,7 @@ from torch import Tensor
 from anchorage.costs.cases import COMPARISONS, Subject
 from anchorage.costs.comparison import Case
 from anchorage.digest import digest_bytes
-from anchorage.job import die_with_driver
+from anchorage.driver import die_with_driver
 from anchorage.memory import measure_memory
 from anchorage.plan import load_plan
 from anchorage.settings import load_settings

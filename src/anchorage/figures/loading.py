@@ -1,0 +1,1 @@
+"""loading.csv -> the figure of time and memory by method, cold and warm."""

@@ -1,0 +1,1 @@
+"""Under a memory limit mapped pages are dropped and read again; private copies are not."""

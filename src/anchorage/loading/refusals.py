@@ -1,0 +1,1 @@
+"""Files that lie, and a pickle that would run code: each is refused."""

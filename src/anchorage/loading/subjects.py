@@ -1,0 +1,1 @@
+"""Writing the files that are loaded, durably, in both formats."""

@@ -1,0 +1,1 @@
+"""One measurement, inside a fresh process."""

@@ -1,0 +1,1 @@
+"""Several processes that hold the same tensors: private copies against shared maps."""
