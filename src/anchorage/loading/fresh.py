@@ -1,13 +1,14 @@
 """A fresh process a measurement: peak memory, page faults and mapped pages of one must not be another's.
 
 Importing torch takes seconds. So a server imports what a measurement needs, does nothing else, and forks a process for
-each: ``python -m anchorage.loading.fresh MODULE ...``. A child has no file of the subject open or mapped, and the kernel
-counts its peak (VmHWM), faults and bytes read from its birth on. What it is not: a process that has to find its
+each: ``python -m anchorage.loading.fresh MODULE ...``. A child has no file of the subject open or mapped, and the
+kernel counts its peak (VmHWM), faults and bytes read from its birth on. What it is not: a process that has to find its
 libraries on the disk first. Pages that the imports made are shared with the server until written to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -53,12 +54,11 @@ class FreshProcesses:
             MeasurementError: it raised (its message or traceback is shown), or its process was killed.
         """
         request = {"module": function.__module__, "function": function.__name__, "arguments": arguments}
-        assert self._server.stdin and self._server.stdout
-        try:
+        assert self._server.stdin
+        assert self._server.stdout
+        with contextlib.suppress(BrokenPipeError):  # an ended server is told of below
             self._server.stdin.write(json.dumps(request) + "\n")
             self._server.stdin.flush()
-        except BrokenPipeError:
-            pass
         if not (line := self._server.stdout.readline()):
             raise MeasurementError(f"the server of fresh processes ended with {self._server.wait()}")
         answer = json.loads(line)
