@@ -60,8 +60,8 @@ LAYERS = [
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
     ["costs.comparison", "costs.cases", "costs.process", "costs.rounds", "costs.sentences"],
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
-    ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
-    ["loading.accident", "loading.refusals", "loading.advice"],
+    ["loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup", "loading.pressure"],
+    ["loading.devicecopy", "loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes"],
     [
         "figures.style",

@@ -93,7 +93,7 @@ rule measure_pressure:
     resources:
         slots=ALL_SLOTS,
     params:
-        code=code_digest(*MEASURED_BY, "loading.pressure"),
+        code=code_digest(*MEASURED_BY, "loading.memorygroup", "loading.pressure"),
     script:
         "../scripts/measure_pressure.py"
 
