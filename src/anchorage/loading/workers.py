@@ -37,7 +37,7 @@ COLUMNS = [
     "status",  # measured, not run
     "reason",  # why it was not run
     "pss_mib",  # of all workers together: a page that k processes map counts a k-th in each (the parent is one of k)
-    "base_pss_mib",  # the same of as many workers that hold nothing
+    "base_pss_mib",  # the same of as many workers that hold nothing; loading adds the tensors, and some MiB of code
     "anonymous_mib",  # of all workers together: pages that no file backs, shared ones counted in each
     "base_anonymous_mib",  # the same of as many workers that hold nothing
     "rss_mib",  # of all workers together: shared pages counted in each
