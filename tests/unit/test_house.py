@@ -59,7 +59,7 @@ LAYERS = [
     ["probe.design", "probe.metrics", "probe.intervals", "probe.solver"],
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
     ["costs.comparison", "costs.cases", "costs.process", "costs.rounds", "costs.sentences"],
-    ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
+    ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects", "loading.forward"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes"],
