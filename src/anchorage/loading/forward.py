@@ -62,8 +62,8 @@ def assign_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> Non
     if missing or unexpected:
         raise MeasurementError(
             f"the tensors are not the model's: {len(missing)} are missing ({', '.join(missing[:3])}), "
-            f"{len(unexpected)} unknown ({', '.join(unexpected[:3])}). Delete the run's folder loading, and run the plain "
-            "command again"
+            f"{len(unexpected)} unknown ({', '.join(unexpected[:3])}). Delete the run's folder loading, and run the "
+            "plain command again"
         )
 
 
