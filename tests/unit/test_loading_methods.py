@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import yaml
 
 from anchorage.errors import IntegrityError, SettingsError
 from anchorage.loading.fresh import FreshProcesses
@@ -140,6 +141,11 @@ def test_an_unknown_method_is_answered_with_near_names(built):
     check_methods(with_methods(built, list(METHODS)))
     with pytest.raises(SettingsError, match=r"no method 'load-file'; did you mean load_file"):
         check_methods(with_methods(built, ["torch.load", "load-file"]))
+
+
+def test_the_full_configuration_has_every_method():
+    config = yaml.safe_load((TESTS.parent / "config/loading-full.yaml").read_text())
+    assert sorted(config["loading"]["methods"]) == sorted(METHODS)
 
 
 def with_methods(built, methods):
