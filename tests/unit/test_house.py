@@ -30,7 +30,7 @@ LAYERS = [
         "model",
     ],
     ["textsource", "corpusfile", "packing", "corpus"],
-    ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
+    ["store.names", "store.layout", "store.format", "store.shardfile", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
     [
         "plan",
