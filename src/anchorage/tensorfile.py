@@ -25,7 +25,7 @@ from anchorage.errors import IntegrityError
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "I64": 8}
 METADATA_KEY = "anchorage"
 # A tensor takes some 100 bytes; parsed, a header of many small values takes 30 times its bytes in memory.
-_MAX_HEADER_BYTES = 4 << 20
+_MAX_HEADER_BYTES = 1 << 20
 _MAX_DIMENSIONS = 8
 _MAX_NUMBER = (1 << 63) - 1
 _ALIGN_BYTES = 8

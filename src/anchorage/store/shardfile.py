@@ -13,7 +13,7 @@ from anchorage.digest import canonical_json, digest_row
 from anchorage.errors import IntegrityError
 from anchorage.store.format import FILE_DTYPES, OFFSETS, ROW_DIGESTS, TOKENS, TierShape, shard_metadata
 from anchorage.store.names import SHARD_FORMAT
-from anchorage.tensorfile import TensorFile
+from anchorage.tensorfile import TensorFile, TensorSpec
 
 _STORAGE_DTYPES = {file_dtype: name for name, file_dtype in FILE_DTYPES.items()}
 _TOKEN_DTYPES = {"U16": "uint16", "U32": "uint32"}
@@ -128,7 +128,7 @@ class ShardFile:
         n_tokens = shape.seq_len if shape.padded else len(rows) * shape.seq_len
         entries = sorted(self.file.entries.values(), key=lambda entry: entry.start)
         for entry, spec in zip(entries, shape.specs(len(rows), n_tokens), strict=True):
-            self._require(entry.spec == spec, str(spec), entry.spec)
+            self._require(entry.spec == spec, _describe(spec), _describe(entry.spec))
         given = {name: facts[name] for name in ("key", "shard", "tokens_digest")}
         written = shard_metadata(shape, rows=rows, **given)
         self._require(canonical_json(facts) == canonical_json(written), f"metadata {written}", facts)
@@ -155,3 +155,7 @@ def check_rows(
                 found=f"{found:016x}",
                 remedy="The bytes have changed on disk: `make verify`, then the plain command, repairs them.",
             )
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"tensor {spec.name!r} of {spec.dtype} {list(spec.shape)}"
