@@ -2,11 +2,11 @@
 
 Goal: whatever a file holds, reading it gives the values that went in or an IntegrityError: no other error, no hang, no
 memory beyond the file's size and what a header may take. Method: Hypothesis changes a good shard's header as JSON, its
-metadata, its bytes, and a manifest whose digests are made right again; the cache was opened before, so that a change of
-size reaches the shard's reader too. Oracle: the values that went in. Controls: the unchanged file is read; the changes do
-reach every tensor and fact; one that leads to other values would be seen.
+metadata, its bytes, and a manifest whose digests are made right again; the cache was opened before, so that a change
+of size reaches the shard's reader too. Oracle: the values that went in. Controls: the unchanged file is read; the
+changes do reach every tensor and fact; one that leads to other values would be seen.
 
-The runs are the same every time; for longer ones, at random: pytest --hypothesis-profile=long tests/unit/test_header_fuzz.py
+The examples are the same every time; CONTRIBUTING.md says how to look for new ones.
 """
 
 from __future__ import annotations
@@ -31,9 +31,16 @@ from anchorage.store.manifest import read_manifest, read_records
 from anchorage.store.shardfile import ShardFile, check_rows
 from stores import SITES, build_store
 
-MANY = settings(max_examples=4 * settings().max_examples)
+MANY = settings(max_examples=3 * settings().max_examples)
 # Of parsing the largest header; a file takes its own size on top.
 HEADER_MEMORY_BYTES = 64 << 20
+
+
+def check_message(error):
+    """Any terminal and log takes it, and it says file and remedy."""
+    assert str(error).isprintable()
+    assert str(error.file) in str(error)
+    assert error.remedy in str(error)
 
 
 class Target:
@@ -52,14 +59,16 @@ class Target:
         """Put bytes in the shard's place and read all of it: None where it is refused, else whether all is right."""
         self.cache.close()
         self.path.write_bytes(data)
-        tracemalloc.reset_peak()
+        tracemalloc.start()
         try:
             return [self.is_right(site) for site in SITES] + [self.are_right_tokens()]
         except IntegrityError as error:
-            assert str(error).isprintable()
+            check_message(error)
             return None
         finally:
-            assert tracemalloc.get_traced_memory()[1] < HEADER_MEMORY_BYTES + 4 * len(data)
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak_bytes < HEADER_MEMORY_BYTES + 4 * len(data)
 
     def is_right(self, site):
         return torch.equal(self.cache.read(site, tier="tokens"), self.store.values["tokens", site])
@@ -89,9 +98,7 @@ def target(tmp_path_factory):
         raise TimeoutError("it hangs")
 
     before = signal.signal(signal.SIGALRM, stop)
-    tracemalloc.start()
     yield Target(tmp_path_factory.mktemp("fuzz"))
-    tracemalloc.stop()
     signal.signal(signal.SIGALRM, before)
 
 
@@ -207,23 +214,23 @@ def test_flipped_bits(target, flips):
 
 
 @MANY
-@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.binary(max_size=40))
-@example(0, 0, 0, b"")
-@example(7, 0, 0, b"")
-def test_cut_spliced_and_lengthened_files(target, start, stop, to, extra):
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.binary(max_size=40), st.integers(0, 5))
+@example(0, 0, 0, b"", 4)
+@example(7, 7, 0, b"", 4)
+def test_cut_spliced_and_lengthened_files(target, start, stop, to, extra, kind):
     good = target.good
     start, stop = sorted((start % (len(good) + 1), stop % (len(good) + 1)))
     to %= len(good) + 1
     piece = good[start:stop]
-    for data in (
+    data = (
         good[:start] + good[stop:],
         good[:start] + extra + good[stop:],
         good[:to] + piece + good[to:],
         good[:to] + piece + good[to + len(piece) :],
         good[:start],
         good + extra,
-    ):
-        target.check(data)
+    )[kind]
+    target.check(data)
 
 
 @given(st.binary(max_size=300))
@@ -255,8 +262,10 @@ def test_a_manifest_changed_as_json_with_its_digests_made_right(target, edits, k
             for site in SITES:
                 value = cache.read(site, tier="tokens")
                 assert torch.equal(value, target.store.values["tokens", site][: len(value)])
+    except IntegrityError as error:
+        check_message(error)
     except AnchorageError as error:
-        assert str(error).isprintable()
+        assert "tier" in str(error)  # noqa: PT017
     (target.store.root / "journal").write_bytes(body)
     assert len(read_records(target.store.root / "journal")) <= len(lines)
 

@@ -93,7 +93,7 @@ def check_refusals(table: Sequence[dict[str, Any]]) -> None:
 
 
 def _make_files(folder: Path, key: str) -> Iterator[tuple[Path, str, str, dict[str, bool | None], Path | None]]:
-    """Write the files. Of each: path, kind, what is wrong, whether readers must refuse it, and where a payload shows."""
+    """Write the files. Of each: path, kind, what is wrong, whether readers must refuse it, where a payload shows."""
     looked_on: dict[str, bool | None] = {"ours": True, "safe_open": None}
     for name, (what, ran) in write_pickles(folder).items():
         must: dict[str, bool | None] = {reader: reader != _CONTROL for reader in _TORCH}
@@ -157,6 +157,7 @@ def _read_safetensors(path: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    text = text.rpartition("WeightsUnpickler error:")[2]  # torch gives advice first, the reason last
+    for advice in ("trusted source.", "WeightsUnpickler error:"):  # torch gives the reason after them
+        text = text.rpartition(advice)[2]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
