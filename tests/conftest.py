@@ -9,8 +9,14 @@ import os
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import pytest
+from hypothesis import settings
 
 from workflows import Workflow
+
+# The same examples every time; --hypothesis-profile=long looks for new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=5_000, deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""xxh3 digests of files, rows and facts.
+"""xxh3 digests of files, rows and facts, and the JSON text that facts are digested as.
 
 xxh3 finds accidents (torn writes, bit rot, wrong files), not forgeries; it is some six times as fast as sha256.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,27 @@ import xxhash
 
 _PACKAGE = Path(__file__).parent
 _CHUNK_BYTES = 8 << 20
+_MAX_DEPTH = 32
 
 
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def parse_json(text: bytes) -> Any:
+    """Read JSON that may be damaged or made to deceive: only a value that :func:`canonical_json` could write.
+
+    Raises:
+        ValueError: it is not UTF-8 or not JSON; a name occurs twice in an object; a number is not finite or has more
+            digits than Python converts; a text holds half a surrogate pair; or it is nested deeper than 32.
+    """
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
+    _check_value(value, _MAX_DEPTH)
+    return value
 
 
 def digest_bytes(data: bytes) -> str:
@@ -64,3 +82,27 @@ def sha256_file(path: Path) -> str:
     """sha256 of a file, for downloads: there the other side may be hostile."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"names occur twice: {[name for name, count in counts.items() if count > 1][:3]}")
+    return value
+
+
+def _check_value(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            name.encode()
+            _check_value(inner, depth - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_value(inner, depth - 1)
+    elif isinstance(value, str):
+        value.encode()
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no JSON number")

@@ -15,10 +15,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from anchorage.errors import IntegrityError
 
 FILE_MODE = 0o644
 _TEMP_MARK = ".tmp-"
@@ -125,6 +129,29 @@ def _cut_torn_line(file: BinaryIO) -> None:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
     file.seek(0, os.SEEK_END)
+
+
+def open_file(path: Path) -> FileIO:
+    """Open a file for reading, unbuffered; what is not a regular file is refused, and none holds us up.
+
+    Raises:
+        IntegrityError: a folder, named pipe or device stands there.
+        OSError: it cannot be opened; the error names it.
+    """
+    # Without O_NONBLOCK a named pipe that nobody writes to would never open.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    kind = stat.filemode(os.fstat(descriptor).st_mode)[0]
+    if kind != "-":
+        os.close(descriptor)
+        remedy = "Remove it, then run the plain command."
+        raise IntegrityError(path, expected="a regular file", found=f"a {kind_name(kind)}", remedy=remedy)
+    return FileIO(descriptor)
+
+
+def kind_name(kind: str) -> str:
+    """What the first letter of ``ls -l`` says of a file."""
+    names = {"-": "regular file", "d": "folder", "l": "symbolic link", "p": "named pipe", "s": "socket"}
+    return names.get(kind, "device")
 
 
 def read_lines(path: Path) -> list[str]:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+_MAX_SHOWN = 300
+
 
 class AnchorageError(Exception):
     """Base of all errors raised on purpose: bad input, damaged data, a full disk. The message says the remedy."""
@@ -42,6 +44,8 @@ class MeasurementError(AnchorageError):
 class IntegrityError(AnchorageError):
     """Stored bytes are not what they must be.
 
+    The message is one printable line, whatever the damaged bytes say; the attributes hold the values as they are.
+
     Args:
         file: the damaged file.
         expected: what should be there.
@@ -50,11 +54,18 @@ class IntegrityError(AnchorageError):
     """
 
     def __init__(self, file: Path | str, *, expected: object, found: object, remedy: str) -> None:
-        super().__init__(f"{file}: expected {expected}, found {found}. {remedy}")
+        super().__init__(f"{_show(file)}: expected {_show(expected)}, found {_show(found)}. {remedy}")
         self.file = Path(file)
         self.expected = expected
         self.found = found
         self.remedy = remedy
+
+
+def _show(value: object) -> str:
+    """A value as one short line that any terminal and log can take: damaged bytes may say anything."""
+    text = str(value)
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, n: int = 3) -> str:

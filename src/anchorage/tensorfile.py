@@ -19,13 +19,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from anchorage.digest import canonical_json
+from anchorage.digest import canonical_json, parse_json
+from anchorage.durable import open_file
 from anchorage.errors import IntegrityError
 
 # safetensors names of the dtypes used here, with their bytes an element.
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "I64": 8}
 METADATA_KEY = "anchorage"
-_MAX_HEADER_BYTES = 100_000_000
+# A tensor takes some 100 bytes; parsed, a header of many small values takes 30 times its bytes in memory.
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_DIMENSIONS = 8
+_MAX_NUMBER = (1 << 63) - 1
 _ALIGN_BYTES = 8
 
 
@@ -80,6 +84,7 @@ def encode_header(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> t
         offset += spec.n_bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGN_BYTES)
+    assert len(text) <= _MAX_HEADER_BYTES, f"a header of {len(text)} bytes would be refused when read"
     data = len(text).to_bytes(8, "little") + text
     entries = {spec.name: TensorEntry(spec, len(data) + header[spec.name]["data_offsets"][0]) for spec in specs}
     return data, entries
@@ -89,13 +94,15 @@ class TensorFile:
     """A safetensors file opened for reading byte ranges; nothing is read beyond its header until asked for.
 
     Raises:
-        IntegrityError: the header is torn, lies about offsets, or is not one that :func:`encode_header` makes.
+        IntegrityError: it is no regular file; or the header is torn, lies about offsets, or is not one that
+            :func:`encode_header` makes. When reading: the file has become shorter, or the device cannot read it.
         FileNotFoundError: there is no such file.
+        OSError: it cannot be opened; the error names the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (open for the object's life)
+        self._file = open_file(path)
         try:
             # Without this the kernel reads far ahead of each small range, and a row costs a hundred kilobytes.
             if hasattr(os, "posix_fadvise"):
@@ -122,7 +129,10 @@ class TensorFile:
         # numpy does not fill it with zeros first, and asks for huge pages: a third less time than a bytearray, warm.
         view, done = np.empty(stop - start, np.uint8).data, 0
         while done < len(view):
-            n_read = os.preadv(self._file.fileno(), [view[done:]], start + done)
+            try:
+                n_read = os.preadv(self._file.fileno(), [view[done:]], start + done)
+            except OSError as error:
+                raise self._damaged(f"bytes {start} to {stop}", error) from error
             if n_read == 0:
                 raise self._damaged(f"bytes {start} to {stop}", f"the file's end at {start + done}")
             done += n_read
@@ -144,18 +154,19 @@ class TensorFile:
         first = bytes(self.read_range(0, min(4096, self.n_bytes)))
         length = int.from_bytes(first[:8], "little")
         if len(first) < 8 or length > min(_MAX_HEADER_BYTES, self.n_bytes - 8):
-            raise self._damaged("a safetensors header", f"{self.n_bytes} bytes, header length {length}")
+            limit = f"a safetensors header of at most {_MAX_HEADER_BYTES} bytes"
+            raise self._damaged(limit, f"{self.n_bytes} bytes, header length {length}")
         return first[8 : 8 + length] + bytes(
             self.read_range(len(first), 8 + length) if 8 + length > len(first) else b""
         )
 
     def _parse(self, text: bytes) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
         try:
-            header = json.loads(text, object_pairs_hook=_no_duplicates)
-            metadata = dict(json.loads(header.pop("__metadata__")[METADATA_KEY]))
-            entries = {name: self._parse_entry(name, value, 8 + len(text)) for name, value in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._damaged("a header written by anchorage", f"{type(error).__name__}: {error}") from None
+            header = parse_json(text)
+            metadata = _parse_metadata(header)
+            entries = {name: _parse_entry(name, value, 8 + len(text)) for name, value in header.items()}
+        except ValueError as error:
+            raise self._damaged("a header written by anchorage", error) from None
         position = 8 + len(text)
         for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
             if entry.start != position:
@@ -165,26 +176,38 @@ class TensorFile:
             raise self._damaged(f"{position} bytes by its header", f"{self.n_bytes} bytes")
         return metadata, entries
 
-    @staticmethod
-    def _parse_entry(name: str, value: dict[str, Any], data_start: int) -> TensorEntry:
-        if set(value) != {"dtype", "shape", "data_offsets"} or value["dtype"] not in ITEM_BYTES:
-            raise ValueError(f"tensor {name!r} has {value}")
-        shape, (start, stop) = tuple(value["shape"]), value["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError(f"tensor {name!r} has shape {shape}, offsets {start} to {stop}")
-        spec = TensorSpec(name, value["dtype"], shape)
-        if stop - start != spec.n_bytes:
-            raise ValueError(f"tensor {name!r} of {spec.n_bytes} bytes has offsets {start} to {stop}")
-        return TensorEntry(spec, data_start + start)
-
-    def _damaged(self, expected: str, found: str) -> IntegrityError:
+    def _damaged(self, expected: str, found: object) -> IntegrityError:
         return IntegrityError(
             self.path, expected=expected, found=found, remedy="Run `make verify`, then the plain command, to repair it."
         )
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        raise ValueError(f"names occur twice: {sorted({name for name in names if names.count(name) > 1})}")
-    return dict(pairs)
+def _parse_metadata(header: Any) -> dict[str, Any]:
+    """Take the metadata out of a header; ValueError where they are not as :func:`encode_header` puts them there."""
+    fields = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(fields, dict) or set(fields) != {METADATA_KEY} or not isinstance(fields[METADATA_KEY], str):
+        raise ValueError(f"no __metadata__ whose one key is {METADATA_KEY!r}, but {fields}")
+    metadata = parse_json(fields[METADATA_KEY].encode())
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata {metadata}")
+    return metadata
+
+
+def _parse_entry(name: str, value: Any, data_start: int) -> TensorEntry:
+    """A tensor's line of the header; ValueError where it does not agree with itself."""
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name!r} has {value}")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ValueError(f"tensor {name!r} has dtype {dtype!r}, none of {', '.join(ITEM_BYTES)}")
+    if not (_are_sizes(shape) and len(shape) <= _MAX_DIMENSIONS and _are_sizes(offsets) and len(offsets) == 2):
+        raise ValueError(f"tensor {name!r} has shape {shape}, offsets {offsets}")
+    spec = TensorSpec(name, dtype, tuple(shape))
+    if offsets[1] - offsets[0] != spec.n_bytes:
+        raise ValueError(f"tensor {name!r} of {spec.n_bytes} bytes has offsets {offsets}")
+    return TensorEntry(spec, data_start + offsets[0])
+
+
+def _are_sizes(value: Any) -> bool:
+    # JSON's true is an int to Python, and 8.0 equals 8.
+    return isinstance(value, list) and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in value)

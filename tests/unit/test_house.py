@@ -30,7 +30,7 @@ LAYERS = [
         "model",
     ],
     ["textsource", "corpusfile", "packing", "corpus"],
-    ["store.names", "store.layout", "store.format", "store.identity", "store.manifest"],
+    ["store.names", "store.layout", "store.format", "store.shardfile", "store.identity", "store.manifest"],
     ["store.staging", "store.prune", "store.reader", "store.verify"],
     [
         "plan",
@@ -62,7 +62,7 @@ LAYERS = [
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.raw", "loading.methods", "loading.subjects"],
     ["loading.forward"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup", "loading.pressure"],
-    ["loading.devicecopy", "loading.accident", "loading.refusals", "loading.advice"],
+    ["loading.devicecopy", "loading.accident", "loading.lies", "loading.refusals", "loading.advice"],
     ["durability.recipes"],
     [
         "figures.style",

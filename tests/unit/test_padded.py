@@ -21,9 +21,10 @@ from anchorage.errors import AnchorageError, CorpusError, IntegrityError, Settin
 from anchorage.outliers import measure_outliers
 from anchorage.pilot import forecast_run
 from anchorage.probe.targets import check_probe
-from anchorage.store.format import OFFSETS, ShardFile
+from anchorage.store.format import OFFSETS
 from anchorage.store.names import published_part
 from anchorage.store.reader import open_cache
+from anchorage.store.shardfile import ShardFile
 from anchorage.store.staging import Staging
 from anchorage.store.verify import verify_cache
 from plans import build_plan, capture

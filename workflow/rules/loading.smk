@@ -166,7 +166,13 @@ rule refuse_files:
     conda:
         ENVIRONMENT
     params:
-        code=code_digest("loading.refusals", "tensorfile", "store.format"),
+        code=code_digest(
+            "loading.refusals",
+            "loading.lies",
+            "tensorfile",
+            "store.format",
+            "store.shardfile",
+        ),
     script:
         "../scripts/refuse_files.py"
 

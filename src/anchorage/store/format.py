@@ -6,10 +6,8 @@ normative.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,16 +15,15 @@ import torch
 import xxhash
 
 from anchorage.digest import digest_row
-from anchorage.errors import IntegrityError
 from anchorage.store.names import SHARD_FORMAT
-from anchorage.tensorfile import ITEM_BYTES, TensorFile, TensorSpec, encode_header
+from anchorage.tensorfile import ITEM_BYTES, TensorSpec, encode_header
 
 TOKENS = "tokens"
 ROW_DIGESTS = "row_digests"
 OFFSETS = "offsets"
 
 STORAGE_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_FILE_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+FILE_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _WRITE_BYTES = 64 << 20
 
 
@@ -87,7 +84,7 @@ class TierShape:
             n_tokens: real tokens of these rows; packed, ``n_rows * seq_len``.
         """
         sites = [
-            TensorSpec(site, _FILE_DTYPES[self.storage_dtype], self.site_shape(site, n_rows, n_tokens))
+            TensorSpec(site, FILE_DTYPES[self.storage_dtype], self.site_shape(site, n_rows, n_tokens))
             for site in self.widths
         ]
         token_dtype = {"uint16": "U16", "uint32": "U32"}[self.token_dtype]
@@ -189,90 +186,6 @@ class ShardBuffer:
             return [self._tokens[self._tokens_of(rows)].data.cast("B")]
         data = _bytes_of(self.rows_of(name, rows)).data
         return [data[start : start + _WRITE_BYTES] for start in range(0, len(data), _WRITE_BYTES)]
-
-
-class ShardFile:
-    """A shard opened for reading rows.
-
-    Args:
-        path: the file.
-        expected: metadata fields that must be as given (key, tier, rows, ...).
-
-    Raises:
-        IntegrityError: not a shard of ours, or not the one expected.
-    """
-
-    def __init__(self, path: Path, expected: Mapping[str, Any]) -> None:
-        self.file = TensorFile(path)
-        self.metadata = self.file.metadata
-        for field, value in {"format": SHARD_FORMAT, **expected}.items():
-            self._require(self.metadata.get(field) == value, f"{field} {value}", self.metadata.get(field))
-        # The row digests do not cover the header: a changed bit in it must not lead to other bytes, or to a crash.
-        sites = self.metadata.get("sites", [])
-        names = sorted(map(str, sites)) if isinstance(sites, list) else []
-        self._reduce, self.padded = self.metadata.get("reduce"), self.metadata.get("layout") == "padded"
-        self._require(self._reduce in ("none", "mean", "last"), "a reduction", self._reduce)
-        others = {ROW_DIGESTS, TOKENS, OFFSETS} if self.padded else {ROW_DIGESTS, TOKENS}
-        stored = sorted(self.file.entries.keys() - others)
-        whole = len(self.file.entries) == len(stored) + len(others)
-        self._require(names == stored and whole, f"sites {stored}", sites)
-        self._lines = [*sites, TOKENS]
-
-    def _require(self, holds: bool, expected: str, found: object) -> None:
-        if not holds:
-            self.file.close()
-            raise self._damaged(expected, found)
-
-    def _damaged(self, expected: str, found: object) -> IntegrityError:
-        remedy = "The file is damaged or of another capture; `make verify`, then the plain command, repairs it."
-        return IntegrityError(self.file.path, expected=expected, found=found, remedy=remedy)
-
-    def ragged(self, name: str) -> bool:
-        """Whether rows of a site, or of the tokens, differ in length."""
-        return self.padded and (name == TOKENS or self._reduce == "none")
-
-    def read(self, name: str, start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
-        """Read the shard's rows ``[start, stop)`` of a site, or of the tokens.
-
-        Returns:
-            The rows' bytes, uint8 ``[rows, bytes a row]`` (a list of them where rows differ in length), and their
-            stored digests, uint64 ``[rows]``.
-
-        Raises:
-            IntegrityError: the offsets of rows that differ in length are not what a writer writes.
-        """
-        entry = self.file.entries[ROW_DIGESTS]
-        first = entry.start + self._lines.index(name) * entry.row_bytes
-        digests = np.frombuffer(self.file.read_range(first + 8 * start, first + 8 * stop), "<u8")
-        if not self.ragged(name):
-            return np.frombuffer(self.file.read_rows(name, start, stop), np.uint8).reshape(stop - start, -1), digests
-        offsets = self._read_offsets(name, start, stop)
-        data = np.frombuffer(self.file.read_rows(name, offsets[0], offsets[-1]), np.uint8)
-        item = self.file.entries[name].row_bytes
-        return np.split(data, [(offset - offsets[0]) * item for offset in offsets[1:-1]]), digests
-
-    def _read_offsets(self, name: str, start: int, stop: int) -> list[int]:
-        """Where rows ``[start, stop)`` begin, and the last one ends, in tokens."""
-        offsets = np.frombuffer(self.file.read_rows(OFFSETS, start, stop + 1), "<u8").tolist()
-        n_tokens = self.file.entries[name].spec.shape[0]
-        if offsets[-1] > n_tokens or any(a >= b for a, b in itertools.pairwise(offsets)):
-            raise self._damaged(f"offsets that rise to at most {n_tokens}", offsets[:4])
-        return offsets
-
-
-def check_rows(
-    path: Path, name: str, data: np.ndarray | Sequence[np.ndarray], digests: Sequence[int] | np.ndarray
-) -> None:
-    """Compare rows' bytes, uint8 ``[bytes]`` each, with their digests; IntegrityError names the first bad one."""
-    for index, (row, expected) in enumerate(zip(data, digests, strict=True)):
-        found = digest_row(row)
-        if found != int(expected):
-            raise IntegrityError(
-                path,
-                expected=f"digest {int(expected):016x} of {name}, row {index} of those read",
-                found=f"{found:016x}",
-                remedy="The bytes have changed on disk: `make verify`, then the plain command, repairs them.",
-            )
 
 
 def as_tensor(data: np.ndarray, storage_dtype: str, seq_len: int | None) -> torch.Tensor:

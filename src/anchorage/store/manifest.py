@@ -7,19 +7,23 @@ manifest is noticed without any other file.
 
 from __future__ import annotations
 
-import json
+import itertools
+import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorage.digest import canonical_json, digest_bytes
-from anchorage.durable import read_lines, remove_file, write_bytes
+from anchorage.digest import canonical_json, digest_bytes, parse_json
+from anchorage.durable import kind_name, open_file, read_lines, remove_file, write_bytes
 from anchorage.errors import IntegrityError
 from anchorage.store.identity import capture_key
 from anchorage.store.names import MANIFEST, MANIFEST_FORMAT
 
 _REMEDY = "Run the plain command: it makes the list anew from what is staged."
+_FILE_FIELDS = {"file": str, "bytes": int, "xxh3_128": str, "n_rows": int, "tokens_digest": str}
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,26 @@ class FileRecord:
     xxh3_128: str
     n_rows: int
     tokens_digest: str
+
+    @classmethod
+    def from_json(cls, value: Any) -> FileRecord:
+        """Read a record back; ValueError when it is not one."""
+        if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != _FILE_FIELDS:
+            raise ValueError(f"no record of a file: {value}")
+        return cls(**value)
+
+    def misfit(self, folder: Path) -> str | None:
+        """What is in the file's place that is no regular file of the recorded size; None where it is one.
+
+        A symbolic link is none: published shards are hard links or copies, and what a link names can change by itself.
+        """
+        try:
+            found = (folder / self.file).lstat()
+        except FileNotFoundError:
+            return "no file"
+        if not stat.S_ISREG(found.st_mode):
+            return f"a {kind_name(stat.filemode(found.st_mode)[0])}"
+        return None if found.st_size == self.bytes else f"{found.st_size} bytes"
 
 
 @dataclass(frozen=True)
@@ -51,11 +75,16 @@ class ShardRecord:
 
     @classmethod
     def from_line(cls, line: str) -> ShardRecord:
-        """Read a line back; ValueError, KeyError or TypeError when it is not one."""
-        value = json.loads(line)
-        start, stop = value["rows"]
-        tiers = {tier: FileRecord(**record) for tier, record in value["tiers"].items()}
-        return cls(int(value["shard"]), (int(start), int(stop)), value["environment"], tiers)
+        """Read a line back; ValueError when it is not one."""
+        value = parse_json(line.encode())
+        fields = {"shard": int, "rows": list, "environment": dict, "tiers": dict}
+        if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != fields:
+            raise ValueError(f"no line of a shard: {value}")
+        rows = value["rows"]
+        if len(rows) != 2 or not all(type(row) is int for row in rows) or not 0 <= rows[0] < rows[1]:
+            raise ValueError(f"shard {value['shard']} has rows {rows}")
+        tiers = {tier: FileRecord.from_json(record) for tier, record in value["tiers"].items()}
+        return cls(value["shard"], (rows[0], rows[1]), value["environment"], tiers)
 
 
 @dataclass(frozen=True)
@@ -82,7 +111,7 @@ def read_records(path: Path) -> list[ShardRecord]:
     for line in read_lines(path):
         try:
             records.append(ShardRecord.from_line(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except ValueError:
             continue
     return records
 
@@ -104,19 +133,20 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest or part list and check it whole.
 
     Raises:
-        IntegrityError: missing, torn, or changed since it was written.
+        IntegrityError: missing, torn, changed since it was written, or naming what no writer names.
     """
     try:
-        head_line, _, body = path.read_bytes().partition(b"\n")
-        head = json.loads(head_line)
-        identity, key = head["identity"], head["key"]
-        shards = [ShardRecord.from_line(line) for line in body.decode().splitlines()]
+        with open_file(path) as file:
+            head_line, _, body = file.readall().partition(b"\n")
+        head = parse_json(head_line)
+        if not isinstance(head, dict) or not isinstance(head.get("identity"), dict):
+            raise ValueError("no identity")
+        shards = [ShardRecord.from_line(line) for line in body.decode().split("\n")[:-1]]
     except FileNotFoundError:
-        raise IntegrityError(path, expected="a manifest", found="no file", remedy=_REMEDY) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError(
-            path, expected="a manifest", found=f"{type(error).__name__}: {error}", remedy=_REMEDY
-        ) from None
+        raise _damaged(path, "a manifest", "no file") from None
+    except (ValueError, OSError) as error:
+        raise _damaged(path, "a manifest", f"{type(error).__name__}: {error}") from None
+    identity = head["identity"]
     expected = {
         "format": MANIFEST_FORMAT,
         "key": capture_key(identity),
@@ -125,8 +155,72 @@ def read_manifest(path: Path) -> Manifest:
     }
     for field, value in expected.items():
         if head.get(field) != value:
-            raise IntegrityError(path, expected=f"{field} {value}", found=head.get(field), remedy=_REMEDY)
-    return Manifest(key, identity, shards)
+            raise _damaged(path, f"{field} {value}", head.get(field))
+    _check_shards(path, shards)
+    return Manifest(head["key"], identity, shards)
+
+
+def read_cache_manifest(path: Path) -> Manifest:
+    """Read the manifest of a cache that is to be opened.
+
+    Raises:
+        IntegrityError: as :func:`read_manifest`; or it does not describe a whole cache: all rows from 0 on, of each
+            tier of the identity the first ones.
+    """
+    manifest = read_manifest(path)
+    _check_identity(path, manifest.identity)
+    if not manifest.shards or manifest.shards[0].rows[0] != 0:
+        raise _damaged(path, "shards from row 0 on", [shard.rows for shard in manifest.shards[:1]])
+    for tier in manifest.identity["tiers"]:
+        held = [shard.tiers[tier].n_rows if tier in shard.tiers else 0 for shard in manifest.shards]
+        first = [max(0, min(shard.rows[1], sum(held)) - shard.rows[0]) for shard in manifest.shards]
+        if held != first or not sum(held):
+            raise _damaged(path, f"the first rows in tier {tier!r}, {first} by shard", held)
+    for shard in manifest.shards:
+        if unknown := sorted(shard.tiers.keys() - manifest.identity["tiers"].keys()):
+            raise _damaged(path, f"tiers {list(manifest.identity['tiers'])}", unknown)
+    return manifest
+
+
+def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse an identity that lacks what reading needs."""
+    tiers, seq_len = identity.get("tiers"), identity.get("seq_len")
+    if identity.get("storage_dtype") not in ("float16", "bfloat16", "float32"):
+        raise _damaged(path, "a storage_dtype", identity.get("storage_dtype"))
+    if type(seq_len) is not int or seq_len < 1:
+        raise _damaged(path, "a seq_len of at least 1", seq_len)
+    if not isinstance(tiers, dict) or not tiers:
+        raise _damaged(path, "tiers", tiers)
+    for name, tier in tiers.items():
+        sites = tier.get("sites") if isinstance(tier, dict) else None
+        if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites) or "reduce" not in tier:
+            raise _damaged(path, f"sites and reduce of tier {name!r}", tier)
+
+
+def _check_shards(path: Path, shards: Sequence[ShardRecord]) -> None:
+    """Refuse shards out of order, or twice, and files that no writer puts into a cache folder.
+
+    Verification removes damaged files by these names, so that a name must not lead out of the folder.
+    """
+    for before, shard in itertools.pairwise(shards):
+        if (shard.shard, shard.rows[0]) != (before.shard + 1, before.rows[1]):
+            expected = f"shard {before.shard + 1} from row {before.rows[1]}"
+            raise _damaged(path, expected, f"shard {shard.shard} from row {shard.rows[0]}")
+    seen: set[str] = set()
+    for shard in shards:
+        for tier, record in shard.tiers.items():
+            folder, _, name = record.file.partition("/")
+            if folder != tier or not (_PLAIN_NAME.fullmatch(tier) and _PLAIN_NAME.fullmatch(name)):
+                raise _damaged(path, f"a file in the folder of tier {tier!r}", repr(record.file))
+            if record.file in seen:
+                raise _damaged(path, "each file once", f"{record.file!r} twice")
+            if not 1 <= record.n_rows <= shard.rows[1] - shard.rows[0]:
+                raise _damaged(path, f"at most rows {shard.rows} in {record.file!r}", f"{record.n_rows} rows")
+            seen.add(record.file)
+
+
+def _damaged(path: Path, expected: str, found: object) -> IntegrityError:
+    return IntegrityError(path, expected=expected, found=found, remedy=_REMEDY)
 
 
 def gather_parts(parts: Sequence[Path], cache: Path, manifest: Path) -> list[str]:

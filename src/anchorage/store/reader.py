@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from anchorage.errors import AnchorageError, IntegrityError, did_you_mean
-from anchorage.store.format import TOKENS, ShardFile, as_tensor, check_rows
-from anchorage.store.manifest import Manifest, ShardRecord, read_manifest
+from anchorage.store.format import TOKENS, as_tensor
+from anchorage.store.manifest import Manifest, ShardRecord, read_cache_manifest
 from anchorage.store.names import MANIFEST
+from anchorage.store.shardfile import ShardFile, check_rows
 
 Rows = int | slice | range | Sequence[int] | np.ndarray | torch.Tensor | None
 _MAX_OPEN_FILES = 64
@@ -28,17 +29,15 @@ def open_cache(path: Path | str) -> Cache:
         path: the folder that holds ``manifest.jsonl``, such as ``results/<run>/cache``.
 
     Raises:
-        IntegrityError: the manifest is missing or damaged, or a shard is missing or has another size.
+        IntegrityError: the manifest is missing, damaged or not that of a whole cache, or a shard is missing, no
+            regular file or has another size.
     """
     folder = Path(path)
-    manifest = read_manifest(folder / MANIFEST)
+    manifest = read_cache_manifest(folder / MANIFEST)
     for name, (_, _, record) in manifest.files.items():
-        file = folder / name
-        n_bytes = file.stat().st_size if file.exists() else None
-        if n_bytes != record.bytes:
-            found = "no file" if n_bytes is None else f"{n_bytes} bytes"
+        if found := record.misfit(folder):
             remedy = "Run `make verify`, then the plain command: it recaptures just this shard."
-            raise IntegrityError(file, expected=f"{record.bytes} bytes", found=found, remedy=remedy)
+            raise IntegrityError(folder / name, expected=f"{record.bytes} bytes", found=found, remedy=remedy)
     return Cache(folder, manifest)
 
 
@@ -247,10 +246,17 @@ class Cache:
         expected = {
             "key": self.key,
             "tier": tier,
+            "shard": shard.shard,
             "rows": [shard.rows[0], shard.rows[0] + record.n_rows],
+            "sites": self.tiers[tier],
+            "reduce": self.identity["tiers"][tier]["reduce"],
             "tokens_digest": record.tokens_digest,
+            "layout": "padded" if self.padded else None,
         }
-        self._open[record.file] = file = ShardFile(self.folder / record.file, expected)
+        shape = {"storage_dtype": self.identity["storage_dtype"]}
+        if not self.padded:  # else the rows' lengths say it
+            shape["seq_len"] = self.identity["seq_len"]
+        self._open[record.file] = file = ShardFile(self.folder / record.file, expected, shape)
         if len(self._open) > _MAX_OPEN_FILES:
             _, oldest = self._open.popitem(last=False)
             oldest.file.close()

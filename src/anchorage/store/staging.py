@@ -19,9 +19,10 @@ from anchorage import durable
 from anchorage.digest import canonical_json, digest_file
 from anchorage.errors import CaptureError, IntegrityError
 from anchorage.store import names
-from anchorage.store.format import ShardBuffer, ShardFile
+from anchorage.store.format import ShardBuffer
 from anchorage.store.layout import Layout
 from anchorage.store.manifest import FileRecord, ShardRecord, read_records
+from anchorage.store.shardfile import ShardFile
 
 _LOCK_WAIT_S = 60.0
 

@@ -111,13 +111,10 @@ def repair(cache: Path, staging: Path, *, report: dict[str, Any], log: Callable[
 def _fault_of(cache: Path, record: FileRecord, depth: str) -> str | None:
     path = cache / record.file
     try:
-        n_bytes = path.stat().st_size
-        if n_bytes != record.bytes:
-            return f"expected {record.bytes} bytes, found {n_bytes}"
+        if found := record.misfit(cache):
+            return f"expected {record.bytes} bytes, found {found}"
         if depth == "full" and (found := digest_file(path)) != record.xxh3_128:
             return f"expected xxh3_128 {record.xxh3_128}, found {found}"
-    except FileNotFoundError:
-        return "missing"
     except OSError as error:
         return f"cannot be read: {error}"
     return None
