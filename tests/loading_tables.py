@@ -19,7 +19,7 @@ ALL = [
     "torch.load", "torch.load-mmap", "load_file", "load_file-pread", "one-tensor", "safe_open", "readinto",
     "preadv-threads", "mmap-willneed", "mmap-sequential", "mmap-random", "fastsafetensors", "runai-streamer", "ours",
 ]  # fmt: skip
-COPYING = {"torch.load", "load_file-pread", "readinto", "preadv-threads", "fastsafetensors", "runai-streamer"}
+COPYING = {"ours", "torch.load", "load_file-pread", "readinto", "preadv-threads", "fastsafetensors", "runai-streamer"}
 FILES = {"weights": (512, 512), "big": (256, 256), "shard": (192, 12)}  # MiB of the file, of what is wanted
 
 
@@ -27,11 +27,9 @@ def measurement(subject: str, method: str, state: str, repeat: int) -> dict[str,
     """A measurement: copying takes 2 s a GiB cold and 1 s warm, all of it loading; mapping 4 s and 0.25 s, all of it
     touching. A repeat is 1 % slower than the one before."""
     file, wanted = FILES[subject]
-    copies = method in COPYING or (method == "ours" and subject == "shard")
+    copies = method in COPYING
     touched = wanted / 64 if method == "one-tensor" and subject != "shard" else wanted
-    read = file if method in COPYING else touched
-    if method == "ours" and subject == "shard":
-        read = touched
+    read = file if method == "mmap-willneed" or (copies and method != "ours") else touched
     per_gib = {"cold": 2.0 if copies else 4.0, "warm": 1.0 if copies else 0.25}[state] * (1 + 0.01 * repeat)
     whole_s = per_gib * read / 1024
     load_s = whole_s if copies else 0.001
@@ -68,3 +66,27 @@ def not_run(table: pd.DataFrame, reason: str, **where: str) -> pd.DataFrame:
     lines = table[match].drop_duplicates(["subject", "method"])[["key", "subject", "method"]]
     lines = lines.assign(state=where.get("state"), status="not run", reason=reason)
     return pd.concat([table[~match], lines], ignore_index=True)[COLUMNS]
+
+
+def side_tables(key: str = "k") -> dict[str, pd.DataFrame]:
+    """The other tables: mapping workers share, pressure kills the copy, what claims to be cold is caught, liars are
+    refused; no GPU."""
+    workers = [
+        {"subject": "weights", "method": method, "n_workers": n, "status": "measured", "base_pss_mib": 100.0 + n}
+        | {"pss_mib": 100.0 + n + 512 * (n if method == "torch.load" else 1), "reason": None}
+        for method in ("torch.load", "torch.load-mmap", "load_file")
+        for n in (1, 2, 3, 4)
+    ]
+    limits = {"subject": "big", "base_mib": 10.0, "file_bytes": 256 * MIB, "swap_mib": 0.0}
+    read = {"status": "measured", "first_bytes_from_disk": 256 * MIB}
+    pressure = [
+        {"method": "load_file", "limit_of": "none", "limit_mib": None, "second_bytes_from_disk": 0} | read | limits,
+        {"method": "load_file", "limit_of": "60% of the file", "limit_mib": 160.0, "second_bytes_from_disk": 200 * MIB}
+        | read | limits,
+        {"method": "torch.load", "limit_of": "60% of the file", "limit_mib": 160.0, "status": "killed"} | limits,
+        {"method": "torch.load", "limit_of": "150% of the file", "limit_mib": 400.0, "second_bytes_from_disk": 0}
+        | read | limits,
+    ]  # fmt: skip
+    device = [{"subject": "weights", "way": "load_file, to", "status": "not run", "reason": "no CUDA device"}]
+    tables = {"workers": workers, "pressure": pressure, "device_copy": device}
+    return {name: pd.DataFrame(rows).assign(key=key) for name, rows in tables.items()}

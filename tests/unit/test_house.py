@@ -61,7 +61,8 @@ LAYERS = [
     ["costs.comparison", "costs.cases", "costs.process", "costs.rounds", "costs.sentences"],
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
-    ["loading.accident", "loading.refusals", "loading.advice"],
+    ["loading.accident", "loading.refusals"],
+    ["loading.summary", "loading.claims", "loading.uses", "loading.advice"],
     ["durability.recipes"],
     [
         "figures.style",

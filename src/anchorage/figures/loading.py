@@ -19,7 +19,10 @@ _STATES: dict[str, dict[str, Any]] = {
     "warm": {"place": 0.17, "color": ORANGE, "marker": "s", "markerfacecolor": "white"},
 }
 _MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
-    "peak_mib": ("peak of resident memory, the process's own included", {"color": "black", "marker": "|", "markersize": 11, "markeredgewidth": 2}),
+    "peak_mib": (
+        "peak of resident memory, the process's own included",
+        {"color": "black", "marker": "|", "markersize": 11, "markeredgewidth": 2},
+    ),
     "anonymous_mib": ("anonymous (private) while held", {"color": "black", "marker": "D", "markersize": 5}),
     "file_mib": ("mapped from the file", {"color": GREY, "marker": "^", "markerfacecolor": "white", "markersize": 7}),
 }
@@ -50,8 +53,8 @@ def plot_loading(table: pd.DataFrame, paths: Sequence[Path]) -> None:
         time.set_title(_title(found, subject), loc="left", fontsize="medium", fontweight="bold")
     panels[-1, 0].set_xlabel("load, first forward pass and touch of every byte, s (log scale)")
     panels[-1, 1].set_xlabel("MiB, median")
-    handles = [axis.get_legend_handles_labels() for axis in panels[0]]
-    figure.legend(*(sum(both, []) for both in zip(*handles, strict=True)), loc="upper center", ncols=2, frameon=False)
+    handles = [handle for axis in panels[0] for handle in axis.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="upper center", ncols=2, frameon=False)
     save_figure(figure, paths)
 
 

@@ -3,22 +3,26 @@ them out. A claim is judged case by case; where the ranges of two measurements t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pandas as pd
 
-from anchorage.loading.methods import METHODS
-from anchorage.loading.summary import LoadingTable, lower, mib, number, times
+from anchorage.loading.summary import MIB, LoadingTable, Spread, joined, lower, mib, number, times
+from anchorage.store.identity import check_key
 
 QUICK_SHARE = 0.1  # a load that takes so little of the copying one's has read nothing
 SAME_PEAK = 1.25  # largest over smallest; above it nobody would call them the same
 MOST, LITTLE = 0.9, 0.1  # of the tensors' bytes: held, not held
 NEAR = 1.05  # bytes fetched over bytes wanted, to count as only these
 HALF_PRIVATE = 0.5  # what a further worker adds, of what the first one took: 0 shared, 1 private
-_MAPPING = ("torch.load-mmap", "load_file", "safe_open", "mmap-willneed", "mmap-sequential", "mmap-random")
-_COPYING = ("torch.load", "load_file-pread", "readinto", "preadv-threads")
-_CONSTANT = ("cold", "warm")
+MAPPING = ("torch.load-mmap", "load_file", "safe_open", "mmap-willneed", "mmap-sequential", "mmap-random")
+COPYING = (
+    "torch.load", "load_file-pread", "readinto", "preadv-threads", "fastsafetensors", "runai-streamer", "ours",
+)  # fmt: skip
+_LAZY = ("one-tensor", *(name for name in MAPPING if name != "mmap-willneed"))  # that one asks for the whole file
+_STATES = ("cold", "warm")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,24 @@ class Tables:
     refusals: pd.DataFrame
 
 
+def read_tables(files: Mapping[str, Path], key: str) -> Tables:
+    """Read all tables of one run.
+
+    Args:
+        files: the tables' CSV files by the names of :class:`Tables`.
+        key: the capture key that every line must carry.
+
+    Raises:
+        AnchorageError: a line belongs to another capture.
+    """
+    found = {}
+    for field in fields(Tables):
+        table = found[field.name] = pd.read_csv(files[field.name])
+        for other in table["key"].unique():
+            check_key(str(files[field.name]), other, key)
+    return Tables(loading=LoadingTable(found.pop("loading")), **found)
+
+
 def verdict(findings: list[Finding]) -> str:
     """Of a claim: holds, does not hold, holds in part, not shown (no case says), not run (no case)."""
     outcomes = {finding.holds for finding in findings}
@@ -69,7 +91,7 @@ def _quick_load(tables: Tables, mapping: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def maps_quickly(tables: Tables) -> Iterator[Finding]:
-    return _quick_load(tables, tuple(name for name in _MAPPING if name != "torch.load-mmap"))
+    return _quick_load(tables, ("load_file", "safe_open"))
 
 
 def torch_maps_too(tables: Tables) -> Iterator[Finding]:
@@ -80,36 +102,36 @@ def torch_maps_too(tables: Tables) -> Iterator[Finding]:
         touched = table.any_state(subject, method, "touched_bytes")
         if held:
             text = f"{subject}, {state}: `{method}` holds {held} MiB of anonymous memory for {mib(touched)} of tensors"
-            yield Finding(text, held.middle <= LITTLE * touched / 2**20)
+            yield Finding(text, held.middle <= LITTLE * touched / MIB)
 
 
-def _faster(tables: Tables, state: str, first: tuple[str, ...], second: tuple[str, ...]) -> Iterator[Finding]:
-    """Each mapping method against each copying one on whole files: does the first kind take less time?"""
+def _against_copies(tables: Tables, state: str) -> Iterator[tuple[str, Spread, Spread]]:
+    """Whole times of each mapping method and of the fastest copying one, with the figures as text."""
     table = tables.loading
-    for subject, _, mapping in _cases(table, _MAPPING, (state,)):
-        for copying in _COPYING:
-            mapped, copied = (table.spread(subject, name, state) for name in (mapping, copying))
-            if not mapped or not copied:
-                continue
-            holds = lower(mapped, copied) if first is _MAPPING else lower(copied, mapped)
-            relation = "" if holds is not None else ": no difference was shown"
-            text = f"{subject}: `{mapping}` {mapped} s, `{copying}` {copied} s{relation}"
-            yield Finding(text, holds)
+    for subject, _, mapping in _cases(table, MAPPING, (state,)):
+        mapped = table.spread(subject, mapping, state)
+        whole = table.whole(subject)
+        ranked = table.ranked(subject, state, [name for name in COPYING if name in whole])
+        if mapped and ranked:
+            copying, copied = ranked[0]
+            yield f"{subject}: `{mapping}` {mapped} s, the fastest copy, `{copying}`, {copied} s", mapped, copied
 
 
 def mapping_loses_cold(tables: Tables) -> Iterator[Finding]:
-    return _faster(tables, "cold", _COPYING, _MAPPING)
+    for text, mapped, copied in _against_copies(tables, "cold"):
+        yield Finding(text, lower(copied, mapped))
 
 
 def mapping_wins_warm(tables: Tables) -> Iterator[Finding]:
-    return _faster(tables, "warm", _MAPPING, _COPYING)
+    for text, mapped, copied in _against_copies(tables, "warm"):
+        yield Finding(text, lower(mapped, copied))
 
 
 def peaks_are_the_same(tables: Tables) -> Iterator[Finding]:
     """The rise of the peak over what the process held before, and of which kind the memory is."""
     table = tables.loading
     for subject in table.whole_subjects():
-        methods = [method for method in table.whole(subject) if method in _MAPPING + _COPYING]
+        methods = [method for method in table.whole(subject) if method in MAPPING + COPYING]
         rises = {
             method: table.any_state(subject, method, "peak_mib") - table.any_state(subject, method, "base_mib")
             for method in methods
@@ -121,20 +143,32 @@ def peaks_are_the_same(tables: Tables) -> Iterator[Finding]:
                 f"(`{most}`)"
             )
             yield Finding(text, rises[most] <= SAME_PEAK * rises[least])
-        for method in methods:
-            held = table.any_state(subject, method, "anonymous_mib")
-            share = held * 2**20 / table.any_state(subject, method, "touched_bytes")
-            text = f"{subject}: `{method}` holds {number(held)} MiB anonymous, {number(share)} of the tensors' bytes"
-            yield Finding(text, share <= LITTLE if method in _MAPPING else share >= MOST)
+        yield from _kinds_of_memory(table, subject, methods)
+
+
+def _kinds_of_memory(table: LoadingTable, subject: str, methods: list[str]) -> Iterator[Finding]:
+    for kind, names in (("that map", MAPPING), ("that copy", COPYING)):
+        shares = [
+            MIB * table.any_state(subject, method, "anonymous_mib") / table.any_state(subject, method, "touched_bytes")
+            for method in methods
+            if method in names
+        ]
+        if shares:
+            told = joined([f"`{method}`" for method in methods if method in names])
+            text = (
+                f"{subject}: of methods {kind} ({told}) anonymous memory is {number(min(shares))} to "
+                f"{number(max(shares))} times the tensors' bytes"
+            )
+            yield Finding(text, max(shares) <= LITTLE if names is MAPPING else min(shares) >= MOST)
 
 
 def one_tensor_alone(tables: Tables) -> Iterator[Finding]:
-    """What lazy methods fetch cold where they touch a part of the file."""
+    """What methods that map fetch cold where they touch a part of the file."""
     table = tables.loading
     for subject in table.subjects:
         for method in table.in_part(subject):
             fetched = table.spread(subject, method, "cold", "bytes_from_disk")
-            if fetched and method in METHODS and METHODS[method].lazy:
+            if fetched and method in _LAZY:
                 wanted, file = (table.any_state(subject, method, name) for name in ("touched_bytes", "file_bytes"))
                 text = (
                     f"{subject}: `{method}` wanted {mib(wanted)} of {mib(file)} and fetched {mib(fetched.middle)}, "
@@ -148,14 +182,30 @@ def workers_share(tables: Tables) -> Iterator[Finding]:
     for (subject, method), lines in measured(tables.workers).groupby(["subject", "method"], sort=False):
         loaded = (lines["pss_mib"] - lines["base_pss_mib"]).groupby(lines["n_workers"]).median()
         most = int(loaded.index.max())
-        if most == 1 or 1 not in loaded.index or method not in _MAPPING + _COPYING:
+        if most == 1 or 1 not in loaded.index or method not in MAPPING + COPYING:
             continue
         each = (loaded[most] / loaded[1] - 1) / (most - 1)
         text = (
             f"{subject}: `{method}` takes {number(loaded[1])} MiB in one worker, {number(loaded[most])} MiB in {most} "
             f"together: each further one adds {number(each)} of the first"
         )
-        yield Finding(text, each < HALF_PRIVATE if method in _MAPPING else each >= HALF_PRIVATE)
+        yield Finding(text, each < HALF_PRIVATE if method in MAPPING else each >= HALF_PRIVATE)
+
+
+def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
+    """Every byte touched twice, with less memory than the tensors take, and with enough."""
+    for line in tables.pressure[tables.pressure["status"] != "not run"].itertuples():
+        tight = line.limit_mib - line.base_mib < line.file_bytes / MIB
+        if line.status == "killed":
+            found, holds = "was killed: it could give nothing back", bool(tight and line.method in COPYING)
+        else:
+            again = line.second_bytes_from_disk
+            found = f"read {mib(line.first_bytes_from_disk)}, and {mib(again)} again for the second pass"
+            swapped = f", {number(line.swap_mib)} MiB swapped out" if line.swap_mib > 0 else ""
+            found, in_swap = found + swapped, line.swap_mib > 0
+            holds = (again > 0 if line.method in MAPPING else in_swap) if tight else again == 0
+        limit = "no limit" if pd.isna(line.limit_mib) else f"limit {line.limit_of}"
+        yield Finding(f"{line.subject}, {limit}: `{line.method}` {found}", bool(holds))
 
 
 def measured(table: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +214,7 @@ def measured(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cases(
-    table: LoadingTable, methods: tuple[str, ...], states: tuple[str, ...] = _CONSTANT
+    table: LoadingTable, methods: tuple[str, ...], states: tuple[str, ...] = _STATES
 ) -> Iterator[tuple[str, str, str]]:
     """Subject, state and method, where a method touches all of a whole subject."""
     for subject in table.whole_subjects():
@@ -181,4 +231,5 @@ CLAIMS: dict[str, Callable[[Tables], Iterator[Finding]]] = {
     "The peak is the same for every full load; what differs is the kind of memory": peaks_are_the_same,
     "One tensor of a file brings in its own pages only": one_tensor_alone,
     "Workers that map share one copy, those that copy do not": workers_share,
+    "Under memory pressure mapped pages are dropped and read again, copies are not": pressure_drops_mapped_pages,
 }
