@@ -90,8 +90,8 @@ def _states(lines: pd.DataFrame) -> Iterator[str]:
     if len(cold):
         share, resident = cold["bytes_from_disk"] / cold["touched_bytes"], number(100 * cold["resident_before"].max())
         yield (
-            f"Cold, {len(cold)} measurements: at most {resident} % of the file was in the page cache before ({by}), and "
-            f"{number(share.min())} to {number(share.max())} times the touched bytes were read from the disk."
+            f"Cold, {len(cold)} measurements: at most {resident} % of the file was in the page cache before ({by}), "
+            f"and {number(share.min())} to {number(share.max())} times the touched bytes were read from the disk."
         )
         if (cold["cold_kind"] == "guest-cold").any():
             yield (
@@ -153,8 +153,8 @@ def _explain(subject: str, method: str, found: dict[tuple[str, str], Spread]) ->
         why = "it has read next to nothing by then" if lazy else "it has read some of the file by then"
         share = number(100 * load.middle / total.middle)
         yield (
-            f"{state.capitalize()}, `{method}` of {subject} returns after {load} s, {share} % of its whole time: {why}. "
-            f"Touching every byte then takes {touch} s."
+            f"{state.capitalize()}, `{method}` of {subject} returns after {load} s, {share} % of its whole time: {why}."
+            f" Touching every byte then takes {touch} s."
         )
     cold, warm = found["cold", "total_s"], found["warm", "total_s"]
     if apart(cold, warm) and cold.middle > warm.middle:
