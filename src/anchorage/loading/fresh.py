@@ -20,19 +20,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from anchorage.driver import die_with_driver, die_with_parent, name_driver
-from anchorage.errors import MeasurementError
+from anchorage.driver import die_with_parent
+from anchorage.errors import AnchorageError, MeasurementError
 
 
 class FreshProcesses:
     """A server that forks a process for each call. It ends with this process, however that ends.
+
+    Linux ends it with the *thread* that made it; so make it in one that lives as long as its calls.
 
     Args:
         modules: what it imports before the first call.
     """
 
     def __init__(self, *modules: str) -> None:
-        name_driver()
+        self._modules = modules
         self._server = subprocess.Popen(
             [sys.executable, "-m", "anchorage.loading.fresh", *modules],
             stdin=subprocess.PIPE,
@@ -60,7 +62,10 @@ class FreshProcesses:
             self._server.stdin.write(json.dumps(request) + "\n")
             self._server.stdin.flush()
         if not (line := self._server.stdout.readline()):
-            raise MeasurementError(f"the server of fresh processes ended with {self._server.wait()}")
+            raise MeasurementError(
+                f"the server of fresh processes ended with {self._server.wait()}; what it said is above. It imports "
+                f"{', '.join(self._modules)}: see that each can be imported"
+            )
         answer = json.loads(line)
         if "value" in answer:
             return answer["value"]
@@ -97,30 +102,35 @@ def serve(modules: list[str]) -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     read_end, write_end = os.pipe()
     if (pid := os.fork()) == 0:
-        os.close(read_end)
-        die_with_parent()
-        with os.fdopen(write_end, "w") as pipe:
-            pipe.write(json.dumps(_call(request)))
-        os._exit(0)
+        try:
+            os.close(read_end)
+            die_with_parent()
+            with os.fdopen(write_end, "w") as pipe:
+                pipe.write(_call(request))
+        finally:
+            os._exit(0)  # what the interpreter does at its end is the server's to do
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         text = pipe.read()
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
-    return json.loads(text) if text else {"error": f"{request['function']}: its process ended with {status}"}
+    ended = f"{request['function']}: its process ended with {os.waitstatus_to_exitcode(status)} and gave no answer"
+    return json.loads(text) if text else {"error": ended}
 
 
-def _call(request: dict[str, Any]) -> dict[str, Any]:
+def _call(request: dict[str, Any]) -> str:
+    """The answer as JSON; a function that tries to end the process, or returns what is no JSON, is an error too."""
     try:
         function = getattr(importlib.import_module(request["module"]), request["function"])
-        return {"value": function(**request["arguments"])}
-    except MeasurementError as error:
-        return {"error": str(error)}
-    except Exception:
-        return {"error": traceback.format_exc()}
+        return json.dumps({"value": function(**request["arguments"])})
+    except AnchorageError as error:
+        return json.dumps({"error": str(error)})
+    except BaseException:
+        return json.dumps({"error": traceback.format_exc()})
 
 
 if __name__ == "__main__":
-    die_with_driver()
+    # Its parent is the one that asks; without prctl the end of its input ends it.
+    die_with_parent()
     serve(sys.argv[1:])
