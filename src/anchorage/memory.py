@@ -39,8 +39,8 @@ def measure_memory(device: str) -> dict[str, float | None]:
     ``rss`` resident, ``uss`` private to this process, ``anonymous`` not backed by a file, ``peak`` the highest ``rss``
     since the process began. Where the kernel has no ``smaps_rollup`` (macOS) anonymous is None.
     """
-    status = _kernel_fields(Path("/proc/self/status"))
-    if rollup := _kernel_fields(Path("/proc/self/smaps_rollup")):  # once: the kernel walks all pages for it
+    status = kernel_fields(Path("/proc/self/status"))
+    if rollup := kernel_fields(Path("/proc/self/smaps_rollup")):  # once: the kernel walks all pages for it
         private = sum(value for name, value in rollup.items() if name.startswith("Private_"))
         rss, uss, anonymous = rollup["Rss"], private, rollup["Anonymous"] / MIB
     else:
@@ -62,7 +62,7 @@ def measure_batch(device: str) -> dict[str, float | None]:
     The kernel sums these counters up late: each may be behind by some pages a processor. Without ``/proc`` (macOS)
     ``peak`` and ``anonymous`` are None.
     """
-    status = _kernel_fields(Path("/proc/self/status"))
+    status = kernel_fields(Path("/proc/self/status"))
     bytes_of = {"rss_mib": status.get("VmRSS"), "anonymous_mib": status.get("RssAnon"), "peak_mib": status.get("VmHWM")}
     if not status:
         bytes_of["rss_mib"] = psutil.Process().memory_info().rss
@@ -122,7 +122,7 @@ def _readable(log: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _kernel_fields(path: Path) -> dict[str, int]:
+def kernel_fields(path: Path) -> dict[str, int]:
     """Fields of a /proc file in bytes; empty where there is none."""
     if not path.exists():
         return {}

@@ -69,6 +69,8 @@ rule measure_workers:
     resources:
         slots=ALL_SLOTS,
     params:
+        seed=settings.seed,
+        methods=settings.loading and settings.loading.methods,
         code=code_digest(*MEASURED_BY, "loading.workers"),
     script:
         "../scripts/measure_workers.py"
@@ -93,7 +95,7 @@ rule measure_pressure:
     resources:
         slots=ALL_SLOTS,
     params:
-        code=code_digest(*MEASURED_BY, "loading.pressure"),
+        code=code_digest(*MEASURED_BY, "loading.memorygroup", "loading.pressure"),
     script:
         "../scripts/measure_pressure.py"
 
@@ -117,6 +119,8 @@ rule measure_device_copy:
     resources:
         slots=ALL_SLOTS,
     params:
+        seed=settings.seed,
+        repeats=settings.loading and settings.loading.repeats,
         code=code_digest(*MEASURED_BY, "loading.devicecopy"),
     script:
         "../scripts/measure_device_copy.py"

@@ -1,1 +1,158 @@
-"""Under a memory limit mapped pages are dropped and read again; private copies are not."""
+"""Under a memory limit mapped pages are dropped and read again; private copies are not.
+
+A process enters a control group with a limit, loads a cold file, touches every byte, and touches every byte once more.
+What of a mapping does not fit is dropped, and read from the disk again. A private copy cannot be dropped: without swap
+the kernel ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from anchorage.diskio import bytes_from_disk
+from anchorage.loading.fresh import FreshProcesses, KilledError
+from anchorage.loading.memorygroup import MemoryGroup, NoGroupError, make_group
+from anchorage.loading.methods import METHODS
+from anchorage.loading.pagecache import make_cold, never_cold
+from anchorage.loading.subject import Subject
+from anchorage.loading.trial import touch
+from anchorage.memory import MIB
+
+# One row a case.
+COLUMNS = [
+    "key",  # of the capture
+    "subject",
+    "method",
+    "limit_of",  # what the limit leaves beside base_mib: none (no limit), or a part of the file's size
+    "limit_mib",  # of the control group; empty where there is none
+    "base_mib",  # the most that was charged to a group whose process loaded nothing
+    "status",  # measured, killed (by the kernel, because the limit left no memory), not run
+    "reason",  # why it was killed or not run
+    "first_pass_s",  # to load the cold file and to touch every byte
+    "second_pass_s",  # to touch every byte again
+    "first_bytes_from_disk",  # in that time; what the kernel read ahead is in it
+    "second_bytes_from_disk",
+    "file_bytes",
+    "anonymous_mib",  # charged to the group at the end: memory that no file backs,
+    "file_mib",  # pages of the page cache,
+    "swap_mib",  # and what was swapped out; empty where the kernel does not count it
+    "max_usage_mib",  # the most that was charged at once; empty where the kernel does not tell
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method under a limit: ``share`` of the file's size beside what the process itself needs, or None."""
+
+    method: str
+    share: float | None
+
+    @property
+    def limit_of(self) -> str:
+        return "none" if self.share is None else f"{self.share:.0%} of the file"
+
+
+# The copy that fits needs its own bytes, and some pages of the page cache to read through.
+CASES = (Case("load_file", None), Case("load_file", 0.6), Case("torch.load", 0.6), Case("torch.load", 1.5))
+
+
+def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run all cases.
+
+    Args:
+        key: of the capture.
+        subject: what is loaded.
+        log: is told each row.
+
+    Returns:
+        Rows of COLUMNS.
+
+    Raises:
+        MeasurementError: a case could not be measured although memory can be limited here.
+    """
+    rows = []
+    with FreshProcesses("torch", "safetensors.torch", __name__) as processes:
+        base, missing = _measure_base(processes, subject)
+        for case in CASES:
+            path = Path(subject.files[METHODS[case.method].suffix])
+            reason = missing or never_cold(path)
+            found = {"status": "not run", "reason": reason} if reason else _measure(processes, subject, case, base)
+            n_bytes = subject.file_bytes[path.suffix]
+            rows.append(
+                {"key": key, "subject": subject.name, "method": case.method, "limit_of": case.limit_of}
+                | {"file_bytes": n_bytes, **found}
+            )
+            log(f"{case.method}, limit {case.limit_of}: {found['status']} {found.get('reason') or ''}".rstrip())
+    return rows
+
+
+def _measure_base(processes: FreshProcesses, subject: Subject) -> tuple[int, str | None]:
+    """Bytes charged for a process that loads nothing, or why no memory can be limited here."""
+    try:
+        return _run(processes, subject, None, None)["max_usage"] or 0, None
+    except NoGroupError as error:
+        return 0, str(error)
+
+
+def _measure(processes: FreshProcesses, subject: Subject, case: Case, base: int) -> dict[str, Any]:
+    suffix = METHODS[case.method].suffix
+    limit = None if case.share is None else base + int(case.share * subject.file_bytes[suffix])
+    make_cold(Path(subject.files[suffix]))
+    found = _run(processes, subject, case.method, limit)
+    mib = {
+        f"{name}_mib": None if found.get(name) is None else round(found.pop(name) / MIB, 2)
+        for name in ("anonymous", "file", "swap", "max_usage")
+    }
+    limits = {"base_mib": round(base / MIB, 2), "limit_mib": limit and round(limit / MIB, 2)}
+    return limits | mib | found
+
+
+def _run(processes: FreshProcesses, subject: Subject, method: str | None, limit: int | None) -> dict[str, Any]:
+    """One process in a group of its own; ``max_usage`` is in bytes."""
+    with make_group() as group:
+        group.limit(limit)
+        place = {"folder": str(group.folder), "version": group.version}
+        try:
+            found = processes.call(touch_twice, **place, subject=subject.to_json(), method=method)
+        except KilledError:
+            if not group.n_killed():
+                raise
+            found = {"status": "killed", "reason": "the kernel ended it: the limit left it no memory"}
+        if "refused" in found:
+            raise NoGroupError(found["refused"])
+        return found | {"max_usage": group.peak()}
+
+
+def touch_twice(*, folder: str, version: int, subject: dict[str, Any], method: str | None) -> dict[str, Any]:
+    """In a fresh process: enter a group, load, touch every byte, and again. Without a method: enter only.
+
+    Returns:
+        The measured columns, those in MiB as bytes and without their unit; ``refused`` where it may not enter.
+    """
+    group = MemoryGroup(Path(folder), version)
+    try:
+        group.enter()
+    except NoGroupError as error:
+        return {"refused": str(error)}
+    if method is None:
+        return {}
+    facts = Subject.from_json(subject)
+    names = tuple(facts.digests)
+    start, read = perf_counter(), bytes_from_disk() or 0
+    tensors = METHODS[method].load(facts.files[METHODS[method].suffix], facts, names)
+    touch(tensors, facts, names)
+    middle, read_then = perf_counter(), bytes_from_disk() or 0
+    touch(tensors, facts, names)
+    end, read_last = perf_counter(), bytes_from_disk() or 0
+    return {
+        "status": "measured",
+        "first_pass_s": round(middle - start, 6),
+        "second_pass_s": round(end - middle, 6),
+        "first_bytes_from_disk": read_then - read,
+        "second_bytes_from_disk": read_last - read_then,
+        **group.usage(),
+    }
