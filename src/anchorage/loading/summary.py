@@ -111,7 +111,9 @@ def chance_apart(n_repeats: int) -> float:
 
 
 def number(value: float) -> str:
-    """Three digits that matter, never an exponent."""
+    """Three digits that matter, never an exponent; of what no kernel told, ``unknown``."""
+    if math.isnan(value):
+        return "unknown"
     if value == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
