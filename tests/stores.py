@@ -34,6 +34,7 @@ class Store:
     seq_len: int = SEQ_LEN
     width: int = WIDTH
     n_ids: int | None = None  # None is nearly all the token dtype can hold
+    sites: list[str] = field(default_factory=lambda: list(SITES))
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -48,9 +49,9 @@ class Store:
         self.values = {
             (tier, site): torch.from_numpy(random.normal(size=(self.n_rows, *self._row_shape(tier)))).to(dtype)
             for tier in self.tier_rows
-            for site in SITES
+            for site in self.sites
         }
-        tiers = {tier: {"sites": SITES, "reduce": self._reduce(tier)} for tier in self.tier_rows}
+        tiers = {tier: {"sites": self.sites, "reduce": self._reduce(tier)} for tier in self.tier_rows}
         self.identity = {
             "note": self.key_note,
             "seq_len": self.seq_len,
@@ -80,7 +81,7 @@ class Store:
     def shape(self, tier: str) -> TierShape:
         return TierShape(
             tier,
-            dict.fromkeys(SITES, self.width),
+            dict.fromkeys(self.sites, self.width),
             self._reduce(tier),
             self.seq_len,
             self.storage_dtype,
@@ -100,7 +101,7 @@ class Store:
             here = slice(0, len(rows))
             buffers[tier] = buffer = ShardBuffer(self.shape(tier), self.layout.shard_rows)
             buffer.put_tokens(self.token_ids[rows.start : rows.stop], 0)
-            for site in SITES:
+            for site in self.sites:
                 buffer.rows_of(site, here).copy_(self.values[tier, site][rows.start : rows.stop])
                 buffer.seal(site, here)
             metadata[tier] = shard_metadata(
