@@ -157,11 +157,12 @@ def tabulate(
 
 def is_whole(lines: pd.DataFrame, repeats: int) -> bool:
     """Whether the lines of a subject and method are all there: one that is not run, or every repeat of every state."""
-    known = sorted((*line,) for line in lines[["status", "state", "repeat"]].fillna("").itertuples(index=False))
-    if known == [(NOT_RUN, "", "")]:
+    filled = lines[["status", "state", "repeat"]].fillna({"state": "", "repeat": -1})
+    known = sorted(filled.itertuples(index=False, name=None))
+    if known == [(NOT_RUN, "", -1)]:
         return True
     demanded = [(MEASURED, state, repeat) for state, repeat in draw_states("", repeats)]
-    without_cold = [line for line in demanded if line[1] != COLD] + [(NOT_RUN, COLD, "")]
+    without_cold = [line for line in demanded if line[1] != COLD] + [(NOT_RUN, COLD, -1)]
     return known in (sorted(demanded), sorted(without_cold))
 
 
@@ -178,7 +179,8 @@ def _set_state(fresh: FreshProcesses, subject: Subject, method: str, state: str,
 
 def _preloaded(subject: Subject, method: str) -> list[str]:
     """Modules that a measurement would else import within its time."""
-    modules = ["torch", "safetensors.torch", "anchorage.loading.trial", *METHODS[method].needs]
+    modules = ["torch", "torch.utils.serialization.config", "safetensors.torch", "anchorage.loading.trial"]
+    modules += METHODS[method].needs
     return [*modules, "transformers", "anchorage.loading.forward"] if subject.model else modules
 
 

@@ -2,7 +2,7 @@
 
 The kernel tells a file's residency to its owner and to those who may write it. Of another's file cachestat(2) says so
 (EPERM); mincore(2) says "all resident" whatever is true, so it is not asked. What lies beneath is not seen: the cache
-of a drive, or of a host under a virtual machine (:func:`cold_kind` says which). Tested on Linux; the macOS path was not.
+of a drive, or of a host under a virtual machine (:func:`cold_kind` says which). Tested on Linux; not on macOS.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def residency(path: Path | str) -> Residency:
     owner = os.stat(path).st_uid
     if owner != os.geteuid() and not os.access(path, os.W_OK):
         raise MeasurementError(
-            f"{path}: what of it is in the page cache the kernel tells its owner (user {owner}) and those who may write "
-            f"it, not user {os.geteuid()}. Measure as one of them, or on a copy of your own"
+            f"{path}: what of it is in the page cache the kernel tells its owner (user {owner}) and those who may "
+            f"write it, not user {os.geteuid()}. Measure as one of them, or on a copy of your own"
         )
     return ask_mincore(path)
 
