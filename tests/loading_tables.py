@@ -88,5 +88,31 @@ def side_tables(key: str = "k") -> dict[str, pd.DataFrame]:
         | read | limits,
     ]  # fmt: skip
     device = [{"subject": "weights", "way": "load_file, to", "status": "not run", "reason": "no CUDA device"}]
-    tables = {"workers": workers, "pressure": pressure, "device_copy": device}
-    return {name: pd.DataFrame(rows).assign(key=key) for name, rows in tables.items()}
+    dropped = {"resident_before": 0.0, "bytes_from_disk": 8 * MIB, "verdict": "cold"}
+    found = {"resident_before": 1.0, "bytes_from_disk": 0, "verdict": "warm"}
+    accident = [
+        {"step": step, "what": what, "claimed": "cold", "file_bytes": 8 * MIB} | numbers
+        for step, what, numbers in (
+            ("dropped", "a dropped file", dropped),
+            ("again", "a second run", found),
+            ("copy", "a plain copy", found),
+        )
+    ]
+    refusals = [
+        {"kind": "pickle", "what": "calls os.system", "reader": "torch.load", "refused": True, "side_effect": False,
+         "expected_refused": True},
+        {"kind": "pickle", "what": "calls os.system", "reader": "torch.load weights_only=False", "refused": False,
+         "side_effect": True, "expected_refused": False},
+        {"kind": "header", "what": "a gap", "reader": "ours", "refused": True, "side_effect": False,
+         "expected_refused": True},
+        {"kind": "header", "what": "a gap", "reader": "safe_open", "refused": True, "side_effect": False,
+         "expected_refused": None},
+    ]  # fmt: skip
+    tables = {
+        "accident": accident,
+        "refusals": refusals,
+        "workers": workers,
+        "pressure": pressure,
+        "device_copy": device,
+    }
+    return {name: pd.DataFrame({"reason": None} | row for row in rows).assign(key=key) for name, rows in tables.items()}

@@ -208,6 +208,42 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
         yield Finding(f"{line.subject}, {limit}: `{line.method}` {found}", bool(holds))
 
 
+def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
+    """Steps that a benchmark would call cold. One whose bytes were dropped is the control: it is cold."""
+    for line in tables.accident[tables.accident["claimed"] == "cold"].itertuples():
+        resident, read = number(100 * line.resident_before), mib(line.bytes_from_disk)
+        text = f"{line.what}: {resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
+        if line.verdict.startswith("cold"):
+            yield Finding(f"{text} (the control)", line.resident_before == 0 and line.bytes_from_disk > 0)
+        else:
+            yield Finding(text, line.resident_before == 1 and line.bytes_from_disk == 0)
+
+
+def pickles_are_refused(tables: Tables) -> Iterator[Finding]:
+    """Malicious pickles by each way of torch.load; the one that is told to trust them is the control."""
+    lines = tables.refusals
+    pickles = lines[(lines["kind"] == "pickle") & lines["reader"].str.startswith("torch.load")]
+    for reader, rows in pickles.groupby("reader", sort=False):
+        n_refused, n_ran = (
+            int((rows["refused"].astype(str) == "True").sum()),
+            int((rows["side_effect"].astype(str) == "True").sum()),
+        )
+        control = bool((rows["expected_refused"].astype(str) == "False").all())
+        text = f"`{reader}` refused {n_refused} of {len(rows)} malicious pickles, and {n_ran} wrote their file"
+        holds = n_ran == len(rows) if control else n_refused == len(rows) and n_ran == 0
+        yield Finding(f"{text} (the control)" if control else text, holds)
+
+
+def liars_are_refused(tables: Tables) -> Iterator[Finding]:
+    """Shards whose header lies, by our reader and by safetensors'."""
+    lines = tables.refusals
+    for reader, rows in lines[lines["kind"] == "header"].groupby("reader", sort=False):
+        taken = list(rows.loc[rows["refused"].astype(str) != "True", "what"])
+        told = f"; it took: {'; '.join(taken)}" if taken else ""
+        n_refused = len(rows) - len(taken)
+        yield Finding(f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}", not taken)
+
+
 def measured(table: pd.DataFrame) -> pd.DataFrame:
     """The lines that were measured."""
     return table[table["status"] == "measured"]
@@ -232,4 +268,8 @@ CLAIMS: dict[str, Callable[[Tables], Iterator[Finding]]] = {
     "One tensor of a file brings in its own pages only": one_tensor_alone,
     "Workers that map share one copy, those that copy do not": workers_share,
     "Under memory pressure mapped pages are dropped and read again, copies are not": pressure_drops_mapped_pages,
+    "A file just copied or just loaded is warm, and no benchmark of a cold one": accidents_are_warm,
+    "weights_only refuses a malicious pickle, and its code does not run": pickles_are_refused,
+    "A safetensors header that lies is refused": liars_are_refused,
+    "mmap=True gives a .pt file the same lazy loading": torch_maps_too,
 }

@@ -32,7 +32,7 @@ class Spread:
 def spread_of(values: Iterable[float]) -> Spread | None:
     """The spread of the values that are numbers; None where there is none."""
     found = pd.Series(list(values), dtype=float).dropna()
-    return Spread(found.min(), found.median(), found.max(), len(found)) if len(found) else None
+    return Spread(float(found.min()), float(found.median()), float(found.max()), len(found)) if len(found) else None
 
 
 class LoadingTable:
