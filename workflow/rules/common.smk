@@ -166,10 +166,12 @@ LOADING_TABLES = [
     f"{LOADING}/{subject}/{method}.csv" for subject, method in LOADING_ORDER
 ]
 MEASURED_BY = (
+    "loading.forward",
     "loading.fresh",
     "loading.measuring",
     "loading.methods",
     "loading.pagecache",
+    "loading.raw",
     "loading.trial",
 )
 LOADING_RESULTS = [

@@ -18,7 +18,7 @@ rule write_subjects:
         decides=DECIDES,
         seed=settings.seed,
         big_mib=settings.loading and settings.loading.big_mib,
-        code=code_digest("loading.subject", "loading.subjects"),
+        code=code_digest("loading.raw", "loading.subject", "loading.subjects"),
     script:
         "../scripts/write_subjects.py"
 

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from anchorage.durable import write_bytes
 from anchorage.job import start_job
-from anchorage.loading.devicecopy import COLUMNS, measure_device_copies
+from anchorage.loading.devicecopy import measure_device_copies
 from anchorage.loading.subject import read_subjects
 
 job = start_job(snakemake)
 key, subjects = read_subjects(Path(snakemake.input.subjects))
-rows = measure_device_copies(
+table = measure_device_copies(
     key, subjects["weights"], repeats=job.settings.loading.repeats, seed=job.settings.seed, log=job.log
 )
-write_bytes(Path(snakemake.output[0]), pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False).encode())
+write_bytes(Path(snakemake.output[0]), table.to_csv(index=False).encode())

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from anchorage.durable import write_bytes
 from anchorage.job import start_job
 from anchorage.loading.subject import read_subjects
-from anchorage.loading.workers import COLUMNS, measure_workers
+from anchorage.loading.workers import measure_workers
 
 job = start_job(snakemake)
 key, subjects = read_subjects(Path(snakemake.input.subjects))
-rows = measure_workers(
+table = measure_workers(
     key, subjects["weights"], methods=job.settings.loading.methods, seed=job.settings.seed, log=job.log
 )
-write_bytes(Path(snakemake.output[0]), pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False).encode())
+write_bytes(Path(snakemake.output[0]), table.to_csv(index=False).encode())

@@ -10,39 +10,42 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from anchorage.loading.fresh import FreshProcesses
 from anchorage.loading.methods import METHODS
 from anchorage.loading.pagecache import make_warm
 from anchorage.loading.subject import Subject
-from anchorage.loading.trial import touch
+from anchorage.loading.trial import check_tensors
 from anchorage.memory import measure_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# One row a way and repeat.
-COLUMNS = [
-    "key",  # of the capture
-    "subject",
-    "way",  # how the tensors come to the device: a name of WAYS
-    "device",  # empty where there is none
-    "repeat",
-    "position",  # order in which the job measured
-    "status",  # measured, not run
-    "reason",  # why it was not run
-    "load_s",  # to tensors on the CPU, whatever of a mapped file has been touched by then; 0 where there are none
-    "copy_s",  # from there to tensors on the device, the device synchronised; a copy on the CPU first is in it
-    "total_s",
-    "gb_s",  # tensor bytes / 1e9 / total_s
-    "tensor_bytes",
-    "device_peak_mib",  # rise of the device's allocated memory to its peak; empty where the device is the CPU
-    "base_mib",  # resident memory of the process before loading, the device in use already
-    "peak_mib",  # its highest until all tensors are on the device
-]
+# A line is a way and a repeat; where there is no GPU, a way.
+COLUMNS = {
+    "key": "key of the capture whose model is loaded",
+    "subject": "what is loaded: weights",
+    "way": "how the tensors come to the device",
+    "device": "torch's name of it",
+    "repeat": "number within the way, from 0",
+    "position": "number in the order in which the job measured, drawn with the seed",
+    "status": "measured, not run",
+    "reason": "why not run",
+    "load_s": "until the tensors are on the CPU, mapped ones untouched; 0 where they come to the device at once",
+    "copy_s": "from there until they are on the device, and it is idle; a copy on the CPU before that is in it",
+    "total_s": "sum of the two",
+    "gb_s": "tensor_bytes / 1e9 / total_s",
+    "tensor_bytes": "size of the tensors",
+    "device_peak_mib": "rise of the device's allocated memory to its peak",
+    "base_mib": "resident memory of the process before loading, with the device in use already",
+    "peak_mib": "its highest resident memory (VmHWM) until the tensors are on the device",
+}
+# Empty in lines that are not run, which would make them fractions.
+_WHOLE = ["repeat", "position", "tensor_bytes"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ WAYS = {
 
 def measure_device_copies(
     key: str, subject: Subject, *, repeats: int, seed: int, log: Callable[[str], None]
-) -> list[dict[str, Any]]:
+) -> pd.DataFrame:
     """Run each of the WAYS as often as wanted, in an order drawn with the seed.
 
     Args:
@@ -109,7 +112,7 @@ def measure_device_copies(
         log: is told each row.
 
     Returns:
-        Rows of COLUMNS, by way and repeat; where there is no CUDA device one a way, not run.
+        The columns of :data:`COLUMNS`, by way and repeat; where there is no CUDA device a line a way, not run.
 
     Raises:
         MeasurementError: a way failed, or what came to the device is not what the file holds.
@@ -117,17 +120,17 @@ def measure_device_copies(
     shared = {"key": key, "subject": subject.name}
     if (device := find_device()) is None:
         log("not run: no CUDA device")
-        return [shared | {"way": way, "status": "not run", "reason": "no CUDA device"} for way in WAYS]
+        return _table([shared | {"way": way, "status": "not run", "reason": "no CUDA device"} for way in WAYS])
     cases = [(way, repeat) for way in WAYS for repeat in range(repeats)]
     rows = {}
-    with FreshProcesses("torch", "safetensors.torch", __name__) as processes:
+    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
         for position, (way, repeat) in enumerate(random.Random(seed).sample(cases, len(cases))):
-            make_warm(Path(subject.files[WAYS[way].suffix]))
+            make_warm(subject.files[WAYS[way].suffix])
             found = processes.call(copy_to_device, subject=subject.to_json(), way=way, device=device)
             place = {"way": way, "device": device, "repeat": repeat, "position": position, "status": "measured"}
             rows[way, repeat] = shared | place | found
             log(f"{way}, {repeat}: {found['total_s']} s")
-    return [rows[case] for case in cases]
+    return _table([rows[case] for case in cases])
 
 
 def find_device() -> str | None:
@@ -163,7 +166,7 @@ def copy_to_device(*, subject: dict[str, Any], way: str, device: str) -> dict[st
     _synchronise(device)
     end = perf_counter()
     after = measure_memory(device)
-    touch({name: tensor.cpu() for name, tensor in moved.items()}, facts, tuple(facts.digests))
+    check_tensors(facts.files[chosen.suffix], facts, {name: moved[name].cpu() for name in facts.digests})
     n_bytes = sum(facts.tensor_bytes.values())
     # What is loaded there has no time of its own on the CPU.
     load_s = middle - start if chosen.move else 0.0
@@ -177,6 +180,10 @@ def copy_to_device(*, subject: dict[str, Any], way: str, device: str) -> dict[st
         "base_mib": before["rss_mib"],
         "peak_mib": after["peak_mib"],
     }
+
+
+def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(_WHOLE, "Int64"))
 
 
 def _synchronise(device: str) -> None:

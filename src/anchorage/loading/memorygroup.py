@@ -3,8 +3,8 @@
 Both versions are used: 2 where its memory controller is handed down to a folder that this user may write, else 1. A
 group lies below the one that this process is in, so that limits set from outside hold. The kernel charges a page to the
 group whose process asked for it first, and leaves it there; so what a process held before it entered does not count,
-nor do pages of a file that lay in the page cache already. Source: the kernel's documents "Memory Resource Controller"
-(cgroup-v1/memory) and "Control Group v2".
+nor do pages of a file that lay in the page cache already. Version 2 was tried on made-up folders only. Source: the
+kernel's documents "Memory Resource Controller" (cgroup-v1/memory) and "Control Group v2".
 """
 
 from __future__ import annotations

@@ -13,35 +13,40 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pandas as pd
+
 from anchorage.diskio import bytes_from_disk
 from anchorage.loading.fresh import FreshProcesses, KilledError
 from anchorage.loading.memorygroup import MemoryGroup, NoGroupError, make_group
 from anchorage.loading.methods import METHODS
-from anchorage.loading.pagecache import make_cold, never_cold
+from anchorage.loading.pagecache import make_cold, never_cold, residency
 from anchorage.loading.subject import Subject
-from anchorage.loading.trial import touch
+from anchorage.loading.trial import COLD, check_tensors, prove
 from anchorage.memory import MIB
 
-# One row a case.
-COLUMNS = [
-    "key",  # of the capture
-    "subject",
-    "method",
-    "limit_of",  # what the limit leaves beside base_mib: none (no limit), or a part of the file's size
-    "limit_mib",  # of the control group; empty where there is none
-    "base_mib",  # the most that was charged to a group whose process loaded nothing
-    "status",  # measured, killed (by the kernel, because the limit left no memory), not run
-    "reason",  # why it was killed or not run
-    "first_pass_s",  # to load the cold file and to touch every byte
-    "second_pass_s",  # to touch every byte again
-    "first_bytes_from_disk",  # in that time; what the kernel read ahead is in it
-    "second_bytes_from_disk",
-    "file_bytes",
-    "anonymous_mib",  # charged to the group at the end: memory that no file backs,
-    "file_mib",  # pages of the page cache,
-    "swap_mib",  # and what was swapped out; empty where the kernel does not count it
-    "max_usage_mib",  # the most that was charged at once; empty where the kernel does not tell
-]
+# A line is a case.
+COLUMNS = {
+    "key": "key of the capture",
+    "subject": "what is loaded: big",
+    "method": "name in the table of methods: load_file maps, torch.load copies",
+    "limit_of": "what the limit leaves beside base_mib, as a part of the file's size; none: there is no limit",
+    "limit_mib": "of the control group",
+    "base_mib": "the most that was charged to a group whose process loaded nothing",
+    "status": "measured, killed (by the kernel: the limit left no memory), not run",
+    "reason": "why killed or not run",
+    "resident_before": "fraction of the file's pages in the page cache right before",
+    "first_pass_s": "to load the cold file and to read every byte of its tensors",
+    "second_pass_s": "to read every byte of the tensors again",
+    "first_bytes_from_disk": "what the process made the kernel read from storage in the first pass, with read-ahead",
+    "second_bytes_from_disk": "the same in the second pass",
+    "file_bytes": "size of the file",
+    "anonymous_mib": "charged to the group after the second pass: memory that no file backs",
+    "file_mib": "the same: pages of the page cache",
+    "swap_mib": "the same: swapped out; empty where the kernel does not count it",
+    "max_usage_mib": "the most that was charged to the group at once; empty where the kernel does not tell",
+}
+# Empty in lines that are not run, which would make them fractions.
+_WHOLE = ["first_bytes_from_disk", "second_bytes_from_disk", "file_bytes"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Case:
 CASES = (Case("load_file", None), Case("load_file", 0.6), Case("torch.load", 0.6), Case("torch.load", 1.5))
 
 
-def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> pd.DataFrame:
     """Run all cases.
 
     Args:
@@ -69,25 +74,24 @@ def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> 
         log: is told each row.
 
     Returns:
-        Rows of COLUMNS.
+        The columns of :data:`COLUMNS`.
 
     Raises:
         MeasurementError: a case could not be measured although memory can be limited here.
     """
     rows = []
-    with FreshProcesses("torch", "safetensors.torch", __name__) as processes:
+    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
         base, missing = _measure_base(processes, subject)
         for case in CASES:
-            path = Path(subject.files[METHODS[case.method].suffix])
-            reason = missing or never_cold(path)
+            suffix = METHODS[case.method].suffix
+            reason = missing or never_cold(subject.files[suffix])
             found = {"status": "not run", "reason": reason} if reason else _measure(processes, subject, case, base)
-            n_bytes = subject.file_bytes[path.suffix]
             rows.append(
                 {"key": key, "subject": subject.name, "method": case.method, "limit_of": case.limit_of}
-                | {"file_bytes": n_bytes, **found}
+                | {"file_bytes": subject.file_bytes[suffix], **found}
             )
             log(f"{case.method}, limit {case.limit_of}: {found['status']} {found.get('reason') or ''}".rstrip())
-    return rows
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(_WHOLE, "Int64"))
 
 
 def _measure_base(processes: FreshProcesses, subject: Subject) -> tuple[int, str | None]:
@@ -101,7 +105,7 @@ def _measure_base(processes: FreshProcesses, subject: Subject) -> tuple[int, str
 def _measure(processes: FreshProcesses, subject: Subject, case: Case, base: int) -> dict[str, Any]:
     suffix = METHODS[case.method].suffix
     limit = None if case.share is None else base + int(case.share * subject.file_bytes[suffix])
-    make_cold(Path(subject.files[suffix]))
+    make_cold(subject.files[suffix])
     found = _run(processes, subject, case.method, limit)
     mib = {
         f"{name}_mib": None if found.get(name) is None else round(found.pop(name) / MIB, 2)
@@ -141,18 +145,22 @@ def touch_twice(*, folder: str, version: int, subject: dict[str, Any], method: s
     if method is None:
         return {}
     facts = Subject.from_json(subject)
-    names = tuple(facts.digests)
-    start, read = perf_counter(), bytes_from_disk() or 0
-    tensors = METHODS[method].load(facts.files[METHODS[method].suffix], facts, names)
-    touch(tensors, facts, names)
-    middle, read_then = perf_counter(), bytes_from_disk() or 0
-    touch(tensors, facts, names)
-    end, read_last = perf_counter(), bytes_from_disk() or 0
+    path, resident = facts.files[METHODS[method].suffix], residency(facts.files[METHODS[method].suffix]).fraction
+    marks = [(perf_counter(), bytes_from_disk() or 0)]
+    tensors = METHODS[method].load(path, facts, tuple(facts.digests))
+    for _ in ("first", "second"):
+        check_tensors(path, facts, {name: tensors[name] for name in facts.digests})
+        marks.append((perf_counter(), bytes_from_disk() or 0))
+    (start, none), (middle, some), (end, all_of_it) = marks
+    # What is dropped before it was used is read twice, so the first pass may read more than the file.
+    cold = {"state": COLD, "resident_before": resident, "bytes_from_disk": some - none}
+    prove(cold | {"touched_bytes": sum(facts.tensor_bytes.values())}, file=path, reads_all=False)
     return {
         "status": "measured",
+        "resident_before": resident,
         "first_pass_s": round(middle - start, 6),
         "second_pass_s": round(end - middle, 6),
-        "first_bytes_from_disk": read_then - read,
-        "second_bytes_from_disk": read_last - read_then,
+        "first_bytes_from_disk": some - none,
+        "second_bytes_from_disk": all_of_it - some,
         **group.usage(),
     }

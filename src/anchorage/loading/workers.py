@@ -11,11 +11,12 @@ import os
 import random
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import psutil
 
 from anchorage.driver import die_with_parent
@@ -24,26 +25,29 @@ from anchorage.loading.fresh import FreshProcesses
 from anchorage.loading.methods import METHODS
 from anchorage.loading.pagecache import residency
 from anchorage.loading.subject import Subject
-from anchorage.loading.trial import touch
+from anchorage.loading.trial import check_tensors
 from anchorage.memory import MIB, kernel_fields
 
-# One row a method and number of workers.
-COLUMNS = [
-    "key",  # of the capture
-    "subject",
-    "method",
-    "n_workers",  # processes that hold the tensors at once, every byte touched
-    "position",  # order in which the job measured
-    "status",  # measured, not run
-    "reason",  # why it was not run
-    "pss_mib",  # of all workers together: a page that k processes map counts a k-th in each (the parent is one of k)
-    "base_pss_mib",  # the same of as many workers that hold nothing; loading adds the tensors, and some MiB of code
-    "anonymous_mib",  # of all workers together: pages that no file backs, shared ones counted in each
-    "base_anonymous_mib",  # the same of as many workers that hold nothing
-    "rss_mib",  # of all workers together: shared pages counted in each
-    "page_cache_mib",  # of the file, while they hold: mapped or not
-    "file_bytes",
-]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# A line is a method and a number of workers.
+COLUMNS = {
+    "key": "key of the capture whose model is loaded",
+    "subject": "what is loaded: weights",
+    "method": "name in the table of methods",
+    "n_workers": "processes that hold the tensors at once, every byte touched",
+    "position": "number in the order in which the job measured, drawn with the seed",
+    "status": "measured, not run",
+    "reason": "why not run",
+    "pss_mib": "PSS of all workers together: a page that k processes map, their parent included, counts a k-th in each",
+    "base_pss_mib": "the same of as many workers that hold nothing; loading adds the tensors and some MiB of code",
+    "anonymous_mib": "of all workers together, memory that no file backs; what they share counts in each",
+    "base_anonymous_mib": "the same of as many workers that hold nothing",
+    "rss_mib": "resident memory of all workers together; what they share counts in each",
+    "page_cache_mib": "of the file, while they hold the tensors, mapped or not",
+    "file_bytes": "size of the file",
+}
 WORKERS = (1, 2, 3, 4)
 # Those of the configured methods that a server would use.
 COMPARED = ("torch.load", "torch.load-mmap", "load_file")
@@ -54,7 +58,7 @@ _ROLLUP = Path("/proc/self/smaps_rollup")
 
 def measure_workers(
     key: str, subject: Subject, *, methods: Sequence[str], seed: int, log: Callable[[str], None]
-) -> list[dict[str, Any]]:
+) -> pd.DataFrame:
     """Run each of the COMPARED methods with each number of WORKERS, in an order drawn with the seed.
 
     Args:
@@ -65,17 +69,19 @@ def measure_workers(
         log: is told each row.
 
     Returns:
-        Rows of COLUMNS, by method and number.
+        The columns of :data:`COLUMNS`, by method and number.
 
     Raises:
-        MeasurementError: a worker could not load, or was not ended for want of memory.
+        MeasurementError: a worker could not load, or got other bytes than were written.
     """
     cases = [(method, n_workers) for method in COMPARED if method in methods for n_workers in WORKERS]
-    rows = {}
-    with FreshProcesses("torch", "safetensors.torch", __name__) as processes:
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    bases: dict[int, dict[str, Any]] = {}
+    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
         for position, (method, n_workers) in enumerate(random.Random(seed).sample(cases, len(cases))):
-            found = _measure(processes, subject, method, n_workers)
-            log(f"{method}, {n_workers} workers: {found['status']} {found.get('reason') or found['pss_mib']}")
+            found = _measure(processes, subject, (method, n_workers), bases)
+            outcome = found.get("reason") or f"PSS {found['pss_mib']} MiB"
+            log(f"{method}, {n_workers} workers: {found['status']}, {outcome}")
             rows[method, n_workers] = {
                 "key": key,
                 "subject": subject.name,
@@ -85,19 +91,24 @@ def measure_workers(
                 "file_bytes": subject.file_bytes[METHODS[method].suffix],
                 **found,
             }
-    return [rows[case] for case in cases]
+    return pd.DataFrame([rows[case] for case in cases], columns=list(COLUMNS))
 
 
-def _measure(processes: FreshProcesses, subject: Subject, method: str, n_workers: int) -> dict[str, Any]:
+def _measure(
+    processes: FreshProcesses, subject: Subject, case: tuple[str, int], bases: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """A method and number of workers; ``bases`` keeps what as many workers take that hold nothing."""
+    method, n_workers = case
     if reason := _why_not(subject, method, n_workers):
         return {"status": "not run", "reason": reason}
-    case = {"subject": subject.to_json(), "n_workers": n_workers}
-    base = processes.call(hold_together, **case, method=None)
-    held = processes.call(hold_together, **case, method=method)
+    arguments = {"subject": subject.to_json(), "n_workers": n_workers}
+    if n_workers not in bases:
+        base = processes.call(hold_together, **arguments, method=None)
+        bases[n_workers] = {f"base_{name}": base[name] for name in ("pss_mib", "anonymous_mib")}
+    held = processes.call(hold_together, **arguments, method=method)
     if "killed" in held:
         return {"status": "not run", "reason": held["killed"]}
-    bases = {f"base_{name}": base[name] for name in ("pss_mib", "anonymous_mib")}
-    return {"status": "measured", **held, **bases}
+    return {"status": "measured", **held, **bases[n_workers]}
 
 
 def _why_not(subject: Subject, method: str, n_workers: int) -> str | None:
@@ -158,24 +169,31 @@ def hold_together(*, subject: dict[str, Any], method: str | None, n_workers: int
 def _start_worker(subject: Subject, method: str | None) -> _Worker:
     answers, write_end = os.pipe()
     if (pid := os.fork()) == 0:
-        die_with_parent()
-        _hold(subject, method, write_end)
+        try:
+            die_with_parent()
+            _hold(subject, method, write_end)
+        finally:
+            os._exit(0)
     os.close(write_end)
     return _Worker(pid, answers)
 
 
 def _hold(subject: Subject, method: str | None, write_end: int) -> None:
-    """Load and touch, say how that went, hold what was loaded until this process is killed."""
+    """Load, say how that went, hold what was loaded until this process is killed."""
     try:
-        names = tuple(subject.digests)
-        tensors = METHODS[method].load(subject.files[METHODS[method].suffix], subject, names) if method else {}
-        if method:
-            touch(tensors, subject, names)
-        os.write(write_end, b'""\n')
+        held, problem = _load(subject, method) if method else {}, ""
     except BaseException:
-        os.write(write_end, json.dumps(traceback.format_exc()[-2000:]).encode() + b"\n")
-    while True:
+        held, problem = {}, traceback.format_exc()[-2000:]
+    os.write(write_end, json.dumps(problem).encode() + b"\n")
+    while held is not None:
         signal.pause()
+
+
+def _load(subject: Subject, method: str) -> Mapping[str, Tensor]:
+    path = subject.files[METHODS[method].suffix]
+    tensors = METHODS[method].load(path, subject, tuple(subject.digests))
+    check_tensors(path, subject, {name: tensors[name] for name in subject.digests})
+    return tensors
 
 
 def _has_loaded(worker: _Worker) -> bool:
