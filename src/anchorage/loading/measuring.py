@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
-from anchorage.loading.methods import METHODS
+from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import (
     cold_kind,
     filesystem,
@@ -179,9 +179,8 @@ def _set_state(fresh: FreshProcesses, subject: Subject, method: str, state: str,
 
 def _preloaded(subject: Subject, method: str) -> list[str]:
     """Modules that a measurement would else import within its time."""
-    modules = ["torch", "torch.utils.serialization.config", "safetensors.torch", "anchorage.loading.trial"]
-    modules += METHODS[method].needs
-    return [*modules, "transformers", "anchorage.loading.forward"] if subject.model else modules
+    modules = ["anchorage.loading.trial", *IMPORTS, "torch.utils.serialization.config", *METHODS[method].needs]
+    return [*modules, "anchorage.loading.forward"] if subject.model else modules
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> pd.DataFrame:
