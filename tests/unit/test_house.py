@@ -60,9 +60,9 @@ LAYERS = [
     ["probe.tokenstream", "probe.fullbatch", "probe.adam", "probe.site", "probe.sweep"],
     ["costs.comparison", "costs.cases", "costs.process", "costs.rounds", "costs.sentences"],
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.raw", "loading.methods", "loading.subjects"],
-    ["loading.forward"],
-    ["loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup", "loading.pressure"],
-    ["loading.devicecopy", "loading.accident", "loading.lies", "loading.refusals", "loading.advice"],
+    ["loading.forward", "loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup"],
+    ["loading.pressure", "loading.devicecopy", "loading.accident", "loading.lies", "loading.refusals"],
+    ["loading.summary", "loading.claims", "loading.uses", "loading.advice"],
     ["durability.recipes"],
     [
         "figures.style",

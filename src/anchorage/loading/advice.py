@@ -1,1 +1,249 @@
 """loading.md: which method for which use, and which claims hold here, from the tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from anchorage.loading.claims import CLAIMS, COPYING, MAPPING, QUICK_SHARE, Tables, measured, verdict
+from anchorage.loading.methods import METHODS
+from anchorage.loading.summary import (
+    MIN_REPEATS,
+    WHOLE,
+    LoadingTable,
+    Spread,
+    apart,
+    chance_apart,
+    joined,
+    mib,
+    number,
+    times,
+)
+from anchorage.loading.uses import describe_uses
+
+ONE_SITE_TIMES = {"cold": 6, "warm": 10}  # as fast as torch.load of the same tensors, of a shard of SITES or more
+SITES = 15
+ONE_SITE_BYTES = 1.05  # fetched over wanted
+WHOLE_FILE_BYTES = 0.02  # how far what a cold measurement of a whole file reads may be off the file's size
+WORKERS, WORKERS_SHARE = 3, 0.5  # so many that map hold less than this of what as many that copy do
+_OUTCOMES = {True: "holds", False: "does not hold", None: "not shown"}
+_NONE = "-"
+
+
+def advise(tables: Tables) -> str:
+    """The whole of ``loading.md``.
+
+    Args:
+        tables: of one run.
+
+    Returns:
+        Markdown. What was not run is said to be so.
+    """
+    table = tables.loading
+    lines = ["# What loading costs here, cold and warm", "", *(f"- {line}" for line in _measured_how(table))]
+    for subject in table.subjects:
+        lines += ["", f"## {_title(table, subject)}", "", *_methods_table(table, subject)]
+    lines += ["", "## Which method for which use", "", *(f"- {line}" for line in describe_uses(tables))]
+    lines += ["", "## Why the same file loads in milliseconds today and in seconds on Monday", ""]
+    lines += [" ".join(_puzzle(table))]
+    lines += ["", '## The claims of the lesson "What happens when you save a file?"', ""]
+    for number_, (claim, judge) in enumerate(CLAIMS.items(), 1):
+        findings = list(judge(tables))
+        lines += [f"{number_}. {claim}: **{verdict(findings)}**."]
+        lines += [f"   - {finding.text}: {_OUTCOMES[finding.holds]}." for finding in findings]
+    lines += ["", "## Checks", "", *(f"- {line}" for line in _checks(tables))]
+    return "\n".join(lines) + "\n"
+
+
+def _measured_how(table: LoadingTable) -> Iterator[str]:
+    lines = table.measured
+    if lines.empty:
+        yield "Nothing was measured."
+    else:
+        yield (
+            f"{len(lines)} measurements, each in a fresh process that did nothing else, alone on the machine as far as "
+            "this workflow goes, in an order drawn with the seed. Times are of loading, a first forward pass where the "
+            "file is a model's, and touching every wanted byte, whose digests are compared. Medians, in brackets "
+            "lowest to highest."
+        )
+        yield from _states(lines)
+        set_ = lines[lines["state"] != "as-found"]
+        n_repeats = int(set_.groupby(["subject", "method", "state"]).size().min()) if len(set_) else 1
+        few = f": with fewer than {MIN_REPEATS} none is" if n_repeats < MIN_REPEATS else ""
+        yield (
+            f"A difference is stated where the ranges of two do not touch{few}. Of two methods that are the same, "
+            f"{n_repeats} repeats each lie so by chance in {100 * chance_apart(n_repeats):.2g} % of comparisons."
+        )
+        places = joined([str(name) for name in lines["filesystem"].unique()])
+        yield f"File system {places}, kernel {joined([str(name) for name in lines['kernel'].unique()])}."
+    missing = table.lines[table.lines["status"] != "measured"]
+    for reason, rows in missing.groupby("reason", sort=False, dropna=False):
+        cases = [f"{row.subject} {row.method} {row.state if isinstance(row.state, str) else ''}".strip()
+                 for row in rows.itertuples()]  # fmt: skip
+        yield f"Not run: {joined(list(dict.fromkeys(cases)))}: {reason}."
+
+
+def _states(lines: pd.DataFrame) -> Iterator[str]:
+    """How each state was proved, from the lines themselves."""
+    by = joined([str(name) for name in lines["residency_by"].dropna().unique()])
+    found, cold, warm = (lines[lines["state"] == state] for state in ("as-found", "cold", "warm"))
+    if len(found):
+        n_warm, n_cold = (int((found["resident_before"] == share).sum()) for share in (1, 0))
+        yield (
+            f"As found, {len(found)} measurements, the first of each subject and method, nothing set: {n_warm} found "
+            f"the whole file in the page cache, {n_cold} nothing of it. They are in loading.csv and nowhere below."
+        )
+    if len(cold):
+        share, resident = cold["bytes_from_disk"] / cold["touched_bytes"], number(100 * cold["resident_before"].max())
+        yield (
+            f"Cold, {len(cold)} measurements: at most {resident} % of the file was in the page cache before ({by}), "
+            f"and {number(share.min())} to {number(share.max())} times the touched bytes were read from the disk."
+        )
+        if (cold["cold_kind"] == "guest-cold").any():
+            yield (
+                "Cold means guest-cold: a hypervisor was seen, and what it caches beneath cannot be emptied from here. "
+                "Another machine's disk may be slower than these cold times say."
+            )
+    if len(warm):
+        yield (
+            f"Warm, {len(warm)} measurements: at least {number(100 * warm['resident_before'].min())} % of the file was "
+            f"in the page cache before, and at most {number(warm['bytes_from_disk'].max())} bytes were read."
+        )
+
+
+def _title(table: LoadingTable, subject: str) -> str:
+    lines = table.measured[table.measured["subject"] == subject]
+    if lines.empty:
+        return f"{subject}: not run"
+    file = " or ".join(mib(size) for size in sorted(lines["file_bytes"].unique()))
+    return f"{subject}: {mib(lines['touched_bytes'].max())} wanted of a file of {file}"
+
+
+def _methods_table(table: LoadingTable, subject: str) -> list[str]:
+    head = "| method | cold, s | warm, s | cold / warm | cold, GB/s | warm, GB/s | peak, MiB | anonymous, MiB |"
+    lines = [head, "|---" * 8 + "|"]
+    for method in table.asked_for(subject):
+        cold, warm = (table.spread(subject, method, state) for state in ("cold", "warm"))
+        rates = [table.spread(subject, method, state, "gb_s") for state in ("cold", "warm")]
+        if method in table.methods(subject):
+            memory = [number(table.any_state(subject, method, name)) for name in ("peak_mib", "anonymous_mib")]
+        else:
+            memory = [_NONE, _NONE]
+        ratio = number(cold.middle / warm.middle) if cold and warm else _NONE
+        speeds = [number(rate.middle) if rate else _NONE for rate in rates]
+        cells = [f"`{method}`", cold or "not run", warm or "not run", ratio, *speeds, *memory]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def _puzzle(table: LoadingTable) -> Iterator[str]:
+    """The lazy load against the touch, and cold against warm, of the first subject and mapping method there are."""
+    for subject in table.whole_subjects():
+        for method in MAPPING:
+            times_ = {
+                (state, part): table.spread(subject, method, state, part)
+                for state in ("cold", "warm")
+                for part in ("load_s", "touch_s", "total_s")
+            }
+            if all(times_.values()):
+                yield from _explain(subject, method, {key: value for key, value in times_.items() if value})
+                yield from _explain_copy(table, subject)
+                return
+    yield "Not run: no method that maps a whole file was measured both cold and warm."
+
+
+def _explain(subject: str, method: str, found: dict[tuple[str, str], Spread]) -> Iterator[str]:
+    for state in ("cold", "warm"):
+        load, touch, total = (found[state, part] for part in ("load_s", "touch_s", "total_s"))
+        lazy = load.middle <= QUICK_SHARE * total.middle
+        why = "it has read next to nothing by then" if lazy else "it has read some of the file by then"
+        share = number(100 * load.middle / total.middle)
+        yield (
+            f"{state.capitalize()}, `{method}` of {subject} returns after {load} s, {share} % of its whole time: {why}."
+            f" Touching every byte then takes {touch} s."
+        )
+    cold, warm = found["cold", "total_s"], found["warm", "total_s"]
+    if apart(cold, warm) and cold.middle > warm.middle:
+        yield (
+            f"All in all it is {cold} s cold and {warm} s warm, {times(cold.middle, warm.middle)} as long: today the "
+            "file lies in the page cache, on Monday the machine has been restarted, or its memory been used for "
+            "something else, and every byte comes from the disk."
+        )
+    else:
+        yield f"All in all it is {cold} s cold and {warm} s warm: no loss to a cold file was shown here."
+
+
+def _explain_copy(table: LoadingTable, subject: str) -> Iterator[str]:
+    load, total = (table.spread(subject, "torch.load", "cold", part) for part in ("load_s", "total_s"))
+    if load and total:
+        yield f"`torch.load` pays {number(100 * load.middle / total.middle)} % of its {total} s cold while it loads."
+    yield "So of any loading time ask two things: cold or warm, and was every byte touched?"
+
+
+def _checks(tables: Tables) -> Iterator[str]:
+    """What the lab must show of its own: the states proved, one site of a shard, workers."""
+    table = tables.loading
+    cold, warm = (table.measured[table.measured["state"] == state] for state in ("cold", "warm"))
+    yield _check("Cold: no page of any file in the page cache before", len(cold), (cold["resident_before"] == 0).all())
+    lazy = cold["method"].map(lambda name: name in METHODS and METHODS[name].lazy)
+    read_all = cold[~lazy | (cold["touched_bytes"] >= WHOLE * cold["file_bytes"])]
+    read_all = read_all[read_all["bytes_from_disk"].notna()]  # there are kernels that do not count them
+    off = (read_all["bytes_from_disk"] / read_all["file_bytes"] - 1).abs()
+    told = f"Cold: methods that read the whole file read its size within {100 * WHOLE_FILE_BYTES:.0f} %"
+    told += f" (off by at most {number(100 * off.max())} %)" if len(off) else ""
+    yield _check(told, len(read_all), (off <= WHOLE_FILE_BYTES).all())
+    warm = warm[warm["bytes_from_disk"].notna()]
+    yield _check("Warm: nothing read from the disk", len(warm), (warm["bytes_from_disk"] == 0).all())
+    yield from _one_site(table)
+    yield _three_workers(tables.workers)
+
+
+def _check(told: str, n_cases: int, met: bool) -> str:
+    if not n_cases:
+        return f"{told}: not run."
+    return f"{told}: {'met' if met else 'NOT MET'} ({n_cases} measurement(s))."
+
+
+def _one_site(table: LoadingTable) -> Iterator[str]:
+    """Our reader of one site of a shard against torch.load of the same tensors."""
+    told = "One site of a shard by `ours`"
+    subject = "shard"
+    fetched = table.spread(subject, "ours", "cold", "bytes_from_disk")
+    if fetched:
+        wanted, file = (table.any_state(subject, "ours", name) for name in ("touched_bytes", "file_bytes"))
+        found = f"fetched {mib(fetched.middle)} for {mib(wanted)} wanted of {mib(file)}"
+        yield _check(
+            f"{told}, cold: {found}, {times(fetched.middle, wanted)} as much",
+            fetched.n_repeats,
+            fetched.high <= ONE_SITE_BYTES * wanted,
+        )
+    for state, demanded in ONE_SITE_TIMES.items():
+        ours, other = (table.spread(subject, method, state) for method in ("ours", "torch.load"))
+        if not ours or not other:
+            yield f"{told} against `torch.load`, {state}: not run."
+            continue
+        of_file = table.any_state(subject, "ours", "file_bytes") / table.any_state(subject, "ours", "touched_bytes")
+        found = f"{told}, {state}: {ours} s, {times(other.middle, ours.middle)} as fast as `torch.load`, {other} s"
+        if of_file < SITES:
+            yield f"{found}. Nothing is demanded: the file holds {number(of_file)} times what is wanted, not {SITES}."
+        else:
+            told_demand = f"{found}; at least {demanded} times is demanded"
+            yield _check(told_demand, ours.n_repeats, other.middle >= demanded * ours.middle)
+
+
+def _three_workers(workers: pd.DataFrame) -> str:
+    lines = measured(workers)
+    sums = lines[lines["n_workers"] == WORKERS].set_index("method")["pss_mib"]
+    mapping = [name for name in MAPPING if name in sums.index]
+    copying = [name for name in COPYING if name in sums.index]
+    if not mapping or not copying:
+        return f"{WORKERS} workers that map against {WORKERS} that copy: not run."
+    most, least = max(mapping, key=sums.__getitem__), min(copying, key=sums.__getitem__)
+    ratio = sums[most] / sums[least]
+    return _check(
+        f"{WORKERS} workers by `{most}` hold {number(sums[most])} MiB together (sum of PSS), {WORKERS} by `{least}` "
+        f"{number(sums[least])} MiB: {number(ratio)} of it, less than {number(WORKERS_SHARE)} is demanded",
+        1,
+        ratio < WORKERS_SHARE,
+    )

