@@ -9,37 +9,18 @@ from typing import Any
 
 import psutil
 import torch
-import xxhash
-from safetensors.torch import save_file
 
 from anchorage.loading import workers
 from anchorage.loading.methods import METHODS, Method
 from anchorage.loading.subject import Subject
+from loads import write_pair
 
 TESTS = Path(__file__).parent
 
 
 def build_subject(folder: Path, mib: int = 1, n_tensors: int = 4) -> Subject:
-    """Equal bfloat16 tensors of so many MiB together, as .pt and .safetensors, forced to the disk."""
-    draw = torch.Generator().manual_seed(0)
-    words = mib * 2**20 // 8 // n_tensors
-    tensors = {
-        f"w{i}": torch.randint(-(2**62), 2**62, (words,), generator=draw).view(torch.bfloat16) for i in range(n_tensors)
-    }
-    files = {suffix: str(folder / f"subject{suffix}") for suffix in (".pt", ".safetensors")}
-    torch.save(tensors, files[".pt"])
-    save_file(tensors, files[".safetensors"])
-    for path in files.values():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    return Subject(
-        name="big",
-        files=files,
-        file_bytes={suffix: os.path.getsize(path) for suffix, path in files.items()},
-        digests={name: xxhash.xxh3_64_hexdigest(t.view(torch.uint8).numpy()) for name, t in tensors.items()},
-        tensor_bytes={name: tensor.nbytes for name, tensor in tensors.items()},
-        wanted=tuple(tensors),
-    )
+    """Equal tensors t0, t1, ... of so many MiB together, all of them wanted."""
+    return write_pair(folder, n_tensors, mib * 2**20 // n_tensors, wanted=[f"t{i}" for i in range(n_tensors)])
 
 
 def hold_and_look(**arguments: Any) -> dict[str, Any]:

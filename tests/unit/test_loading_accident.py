@@ -58,14 +58,14 @@ def test_only_what_was_dropped_is_called_cold(subject, monkeypatch, tmp_path):
         assert "this was no cold measurement and is not reported" in table["verdict"][step]
         assert "found 100.0000%" in table["verdict"][step]
     assert table["of_cold_time"]["dropped"] == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["subject.pt", "subject.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.pt", "pair.safetensors"]
 
 
 def test_the_copy_is_removed_after_an_error(subject, monkeypatch, tmp_path):
     made = []
 
     def fail(self, function, **arguments):
-        made.extend(path for path in tmp_path.iterdir() if path.name.startswith("subject.safetensors.tmp-"))
+        made.extend(path for path in tmp_path.iterdir() if path.name.startswith("pair.safetensors.tmp-"))
         if made:
             raise MeasurementError("planted")
         return {}
@@ -86,7 +86,7 @@ def test_a_torn_copy_is_removed(subject, monkeypatch, tmp_path):
     monkeypatch.setattr(FreshProcesses, "call", lambda self, function, **arguments: {})
     with pytest.raises(OSError, match="no space"):
         show_accident("k", subject, quiet)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["subject.pt", "subject.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.pt", "pair.safetensors"]
 
 
 def test_without_dropping_nothing_is_called_cold(subject, monkeypatch):

@@ -55,7 +55,7 @@ def test_each_way_brings_the_bytes_of_the_file(subject, way, pinned):
 def test_a_way_that_brings_other_bytes_is_an_error(subject, monkeypatch):
     to, change = WAYS["load_file, to"], lambda tensor, device: -tensor
     monkeypatch.setitem(WAYS, "changed", Way(to.suffix, to.load, change))
-    with pytest.raises(IntegrityError, match="'w0'"):
+    with pytest.raises(IntegrityError, match="'t0'"):
         copy_to_device(subject=subject.to_json(), way="changed", device="cpu")
 
 

@@ -23,7 +23,7 @@ from anchorage.loading.pagecache import never_cold
 from anchorage.loading.pressure import CASES, COLUMNS, measure_pressure
 from held import build_subject
 
-MIB, FILE_MIB = 2**20, 32
+MIB, FILE_MIB = 2**20, 48
 SLEEP = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(600)"]
 ALLOCATE = "import sys; sys.stdin.readline(); held = bytearray(int(sys.argv[1])); print(1, flush=True); input()"
 
@@ -170,14 +170,16 @@ def made(folder):
     yield MemoryGroup(folder, 2)
 
 
-@pytest.mark.parametrize("missing", ["group", "disk", "entry"])
+@pytest.mark.parametrize("missing", ["group", "disk", "entry", "size"])
 def test_where_it_cannot_be_it_is_not_run_and_says_why(monkeypatch, tmp_path, missing):
     if missing == "group":
         monkeypatch.setattr(memorygroup, "find_parent", lambda: (tmp_path / "none", 1))
         reason = f"no control group can be made in {tmp_path / 'none'}: No such file or directory"
     else:
-        found = {"disk": {"max_usage": 0}, "entry": {"refused": "it may not enter"}}[missing]
-        reason = {"disk": "tmpfs: never cold", "entry": "it may not enter"}[missing]
+        found = {"refused": "it may not enter"} if missing == "entry" else {"max_usage": 0}
+        too_small = "the file is too small: it takes 32 MiB to tell it from what loading itself needs"
+        reason = {"disk": "tmpfs: never cold", "entry": "it may not enter", "size": too_small}[missing]
+        monkeypatch.setattr(pressure, "_MIN_FILE_MIB", 32 if missing == "size" else 1)
         monkeypatch.setattr(pressure, "make_group", lambda: made(tmp_path))
         monkeypatch.setattr(pressure.FreshProcesses, "call", lambda self, function, **arguments: found)
         monkeypatch.setattr(pressure, "never_cold", lambda path: "tmpfs: never cold")

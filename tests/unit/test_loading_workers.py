@@ -102,7 +102,7 @@ def test_a_worker_that_cannot_load_is_an_error(processes, subject, tmp_path):
 
 def test_a_worker_that_holds_other_bytes_is_an_error(processes, subject):
     facts = subject.to_json()
-    facts["digests"] |= {"w3": "0" * 16}
+    facts["digests"] |= {"t3": "0" * 16}
     with pytest.raises(MeasurementError, match="a worker could not load"):
         processes.call(hold_together, subject=facts, method="torch.load", n_workers=1)
 

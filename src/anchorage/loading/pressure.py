@@ -49,6 +49,10 @@ COLUMNS = {
 _WHOLE = ["first_bytes_from_disk", "second_bytes_from_disk", "file_bytes"]
 
 
+# Of a smaller file, what loading itself allocates, and what the kernel reads ahead, would decide instead of its size.
+_MIN_FILE_MIB = 32
+
+
 @dataclass(frozen=True)
 class Case:
     """A method under a limit: ``share`` of the file's size beside what the process itself needs, or None."""
@@ -84,7 +88,7 @@ def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> 
         base, missing = _measure_base(processes, subject)
         for case in CASES:
             suffix = METHODS[case.method].suffix
-            reason = missing or never_cold(subject.files[suffix])
+            reason = missing or _why_not(subject, suffix)
             found = {"status": "not run", "reason": reason} if reason else _measure(processes, subject, case, base)
             rows.append(
                 {"key": key, "subject": subject.name, "method": case.method, "limit_of": case.limit_of}
@@ -92,6 +96,12 @@ def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> 
             )
             log(f"{case.method}, limit {case.limit_of}: {found['status']} {found.get('reason') or ''}".rstrip())
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(_WHOLE, "Int64"))
+
+
+def _why_not(subject: Subject, suffix: str) -> str | None:
+    if subject.file_bytes[suffix] < _MIN_FILE_MIB * MIB:
+        return f"the file is too small: it takes {_MIN_FILE_MIB} MiB to tell it from what loading itself needs"
+    return never_cold(subject.files[suffix])
 
 
 def _measure_base(processes: FreshProcesses, subject: Subject) -> tuple[int, str | None]:
