@@ -19,7 +19,7 @@ import pandas as pd
 from anchorage.durable import temp_path
 from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
-from anchorage.loading.methods import METHODS
+from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_cold, never_cold
 from anchorage.loading.subject import Subject
 from anchorage.loading.trial import AS_FOUND, COLD, measure, prove
@@ -75,7 +75,7 @@ def show_accident(key: str, subject: Subject, log: Callable[[str], None]) -> pd.
         log(f"not run: {reason}")
         not_run = shared | {"status": "not run", "reason": reason, "file_bytes": subject.file_bytes[suffix]}
         return _table([not_run | {"step": step, "what": what} for step, what in STEPS.items()])
-    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial") as fresh:
+    with FreshProcesses(*IMPORTS, "anchorage.loading.trial") as fresh:
         rows = _run_steps(fresh, subject)
     for row in rows:
         verdict = _judge(row, subject)

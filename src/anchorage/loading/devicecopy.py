@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from anchorage.loading.fresh import FreshProcesses
-from anchorage.loading.methods import METHODS
+from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_warm
 from anchorage.loading.subject import Subject
 from anchorage.loading.trial import check_tensors
@@ -123,7 +123,7 @@ def measure_device_copies(
         return _table([shared | {"way": way, "status": "not run", "reason": "no CUDA device"} for way in WAYS])
     cases = [(way, repeat) for way in WAYS for repeat in range(repeats)]
     rows = {}
-    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
+    with FreshProcesses(*IMPORTS, "anchorage.loading.trial", __name__) as processes:
         for position, (way, repeat) in enumerate(random.Random(seed).sample(cases, len(cases))):
             make_warm(subject.files[WAYS[way].suffix])
             found = processes.call(copy_to_device, subject=subject.to_json(), way=way, device=device)

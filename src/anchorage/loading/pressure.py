@@ -18,7 +18,7 @@ import pandas as pd
 from anchorage.diskio import bytes_from_disk
 from anchorage.loading.fresh import FreshProcesses, KilledError
 from anchorage.loading.memorygroup import MemoryGroup, NoGroupError, make_group
-from anchorage.loading.methods import METHODS
+from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_cold, never_cold, residency
 from anchorage.loading.subject import Subject
 from anchorage.loading.trial import COLD, check_tensors, prove
@@ -84,7 +84,7 @@ def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> 
         MeasurementError: a case could not be measured although memory can be limited here.
     """
     rows = []
-    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
+    with FreshProcesses(*IMPORTS, "anchorage.loading.trial", __name__) as processes:
         base, missing = _measure_base(processes, subject)
         for case in CASES:
             suffix = METHODS[case.method].suffix

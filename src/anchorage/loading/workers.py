@@ -22,7 +22,7 @@ import psutil
 from anchorage.driver import die_with_parent
 from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
-from anchorage.loading.methods import METHODS
+from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import residency
 from anchorage.loading.subject import Subject
 from anchorage.loading.trial import check_tensors
@@ -77,7 +77,7 @@ def measure_workers(
     cases = [(method, n_workers) for method in COMPARED if method in methods for n_workers in WORKERS]
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     bases: dict[int, dict[str, Any]] = {}
-    with FreshProcesses("torch", "safetensors.torch", "anchorage.loading.trial", __name__) as processes:
+    with FreshProcesses(*IMPORTS, "anchorage.loading.trial", __name__) as processes:
         for position, (method, n_workers) in enumerate(random.Random(seed).sample(cases, len(cases))):
             found = _measure(processes, subject, (method, n_workers), bases)
             outcome = found.get("reason") or f"PSS {found['pss_mib']} MiB"
