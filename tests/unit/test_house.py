@@ -63,7 +63,7 @@ LAYERS = [
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes", "durability.ourrecipes", "durability.saver", "durability.syscalls", "durability.order"],
-    ["durability.tracing"],
+    ["durability.ptrace", "durability.tracing", "durability.kills"],
     [
         "figures.style",
         "figures.anchor",

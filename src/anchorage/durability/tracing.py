@@ -61,9 +61,8 @@ def trace_recipes(
         rows = [_facts(recipe, version) | {"reason": reason} for recipe in recipes for version in _VERSIONS]
         return pd.DataFrame(rows, columns=COLUMNS)
     folders = [work / f"recipe-{index}" for index in range(len(recipes))]
-    saves = [
-        (recipe, folder, version) for recipe, folder in zip(recipes, folders, strict=True) for version in _VERSIONS
-    ]
+    pairs = [*zip(recipes, folders, strict=True)]
+    saves = [(recipe, folder, version) for recipe, folder in pairs for version in _VERSIONS]
     traces = iter(trace_saves(saves, work / "strace.log", command=command))
     rows = []
     for recipe, folder in pairs:
