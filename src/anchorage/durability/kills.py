@@ -6,8 +6,9 @@ point is not yet durable, and one that is torn at some is not even this.
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ COUNTS = [
 ]
 _HOWS = ("syscall", "byte")
 _VERSIONS = (0, 1)
-_NO_LIMIT = 1 << 40
+_NO_LIMIT = 1 << 40  # bytes, more than any save here writes
 
 
 def kill_saves(
@@ -60,7 +61,7 @@ def kill_saves(
     *,
     log: Callable[[str], object],
     every_call: int = 1,
-    n_bytes: int = 100,
+    n_bytes: int = 40,
     n_processes: int = 1,
 ) -> pd.DataFrame:
     """Kill the first and the second save of each recipe at its points.
@@ -113,6 +114,8 @@ def kill_save(key: str, version: int, how: str, folder: str, step: int) -> list[
     facts = {"recipe": recipe.name, "case": recipe.case, "ours": recipe.ours, "version": version, "how": how}
     if how == "syscall" and (reason := ptrace_refusal()):
         return [facts | {"status": "not run", "reason": reason}]
+    gc.collect()
+    gc.freeze()  # a fork's collector would touch, and so copy, every page
     before = root / "before"
     before.mkdir(parents=True)
     if version:
@@ -199,7 +202,7 @@ def count_kills(kills: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COUNTS)
 
 
-def _counts(kills: pd.DataFrame) -> Mapping[str, Any]:
+def _counts(kills: pd.DataFrame) -> dict[str, Any]:
     measured = kills[kills.status == "measured"]
     bad = measured[measured.verdict.isin(["torn", "gone"])]
     return {verdict: int((measured.verdict == verdict).sum()) for verdict in ("old", "new", "torn", "gone")} | {

@@ -8,6 +8,7 @@ the caller has, and each save is a fork of it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -29,14 +30,16 @@ _SYSCALL_STOP, _ENTRY, _WALL = signal.SIGTRAP | 0x80, 1, 0x40000000
 _INFO = struct.Struct("<B3xIQQQ")  # op, architecture, instruction and stack pointer, number of the call
 _NAMES = {
     0xC000003E: (  # x86_64
-        "0 read,1 write,3 close,5 fstat,8 lseek,9 mmap,11 munmap,12 brk,13 rt_sigaction,16 ioctl,39 getpid,17 pread64,18 pwrite64,20 writev,"
-        "40 sendfile,72 fcntl,73 flock,74 fsync,75 fdatasync,77 ftruncate,82 rename,83 mkdir,86 link,"
-        "87 unlink,217 getdents64,231 exit_group,257 openat,262 newfstatat,318 getrandom,326 copy_file_range"
+        "0 read,1 write,3 close,5 fstat,8 lseek,9 mmap,11 munmap,12 brk,13 rt_sigaction,16 ioctl,17 pread64,"
+        "18 pwrite64,20 writev,39 getpid,40 sendfile,72 fcntl,73 flock,74 fsync,75 fdatasync,77 ftruncate,82 rename,"
+        "83 mkdir,86 link,87 unlink,217 getdents64,231 exit_group,257 openat,262 newfstatat,318 getrandom,"
+        "326 copy_file_range"
     ),
     0xC00000B7: (  # aarch64
         "25 fcntl,29 ioctl,32 flock,34 mkdirat,35 unlinkat,37 linkat,38 renameat,46 ftruncate,56 openat,57 close,"
         "61 getdents64,62 lseek,63 read,64 write,66 writev,67 pread64,68 pwrite64,71 sendfile,79 newfstatat,80 fstat,"
-        "82 fsync,83 fdatasync,214 brk,215 munmap,222 mmap,276 renameat2,278 getrandom,285 copy_file_range"
+        "82 fsync,83 fdatasync,94 exit_group,134 rt_sigaction,172 getpid,214 brk,215 munmap,222 mmap,276 renameat2,"
+        "278 getrandom,285 copy_file_range"
     ),
 }
 
@@ -136,6 +139,8 @@ def _run(save: Callable[[], object], prepare: Callable[[], object], answer: int)
         os.write(answer, b".")
         os._exit(0)
     except BaseException:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))  # the limit would hold for this text too
         traceback.print_exc()
         os._exit(1)
 
@@ -148,7 +153,7 @@ def _trace_me() -> None:
 def _limit(n_bytes: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 def _read_answer(descriptor: int) -> bool:
@@ -164,11 +169,22 @@ def _ended(process: int, status: int, acknowledged: bool, call: str, by: signal.
 
 
 def _ptrace(request: int, process: int, data: int | ctypes.Array[ctypes.c_char], address: int = 0) -> None:
+    if _function()(request, process, address, data) == -1:
+        raise MeasurementError(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
+
+
+@functools.cache
+def _function() -> Callable[..., int]:
     function = ctypes.CDLL(None, use_errno=True).ptrace
     function.restype = ctypes.c_long
     function.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    if function(request, process, address, data) == -1:
-        raise MeasurementError(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
+    return function
+
+
+@functools.cache
+def _names(architecture: int) -> dict[str, str]:
+    pairs = _NAMES.get(architecture, "").split(",")
+    return {number: name for number, _, name in (pair.partition(" ") for pair in pairs)}
 
 
 def _entered(process: int) -> str | None:
@@ -176,7 +192,4 @@ def _entered(process: int) -> str | None:
     buffer = ctypes.create_string_buffer(128)
     _ptrace(_GET_SYSCALL_INFO, process, buffer, len(buffer))
     kind, architecture, _, _, number = _INFO.unpack_from(buffer.raw)
-    if kind != _ENTRY:
-        return None
-    names = dict(pair.split() for pair in _NAMES.get(architecture, "").split(",") if pair)
-    return names.get(str(number), f"call {number}")
+    return _names(architecture).get(str(number), f"call {number}") if kind == _ENTRY else None
