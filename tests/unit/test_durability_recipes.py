@@ -43,7 +43,7 @@ def test_what_is_saved_is_found_and_loading_changes_nothing(tmp_path, key):
 
 
 def is_judged(path):
-    """Whether damage of a file is a fault: logs and locks are none of what is saved, journals may be torn at the end."""
+    """Whether damage of a file is a fault: logs and locks are none of what is saved, journals may end torn."""
     return not (path.name.startswith(("memory-", "lock")) or path.name == "journal" or "journal-" in path.name)
 
 
