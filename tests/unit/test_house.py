@@ -63,7 +63,13 @@ LAYERS = [
     ["loading.forward", "loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup"],
     ["loading.pressure", "loading.devicecopy", "loading.accident", "loading.lies", "loading.refusals"],
     ["loading.summary", "loading.claims", "loading.uses", "loading.advice"],
-    ["durability.recipes"],
+    ["durability.recipes", "durability.ourrecipes", "durability.saver", "durability.syscalls", "durability.order"],
+    ["durability.ptrace", "durability.tracing", "durability.kills"],
+    ["durability.disk", "durability.fsynccost", "durability.attempt", "durability.faults"],
+    ["durability.operations", "durability.legal", "durability.flash"],
+    ["durability.fuseserver", "durability.mounts", "durability.logdisk", "durability.replay", "durability.schedules"],
+    ["durability.recording", "durability.powercut", "durability.profiles", "durability.workflowcut"],
+    ["durability.verdict", "durability.findings"],
     [
         "figures.style",
         "figures.anchor",
@@ -73,6 +79,8 @@ LAYERS = [
         "figures.padding",
         "figures.costs",
         "figures.loading",
+        "figures.flash",
+        "figures.durability",
     ],
     ["gate", "rst", "overview", "job"],
 ]
@@ -139,7 +147,8 @@ def test_only_durable_renames_and_syncs():
     for path in MODULES:
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
         dangerous = calls & {"os.rename", "os.replace", "os.fsync", "os.fdatasync", "os.link"}
-        assert not dangerous or module_name(path) == "durable"
+        # the recipes of the durability lab are what durable.py must be better than; the costs are of the calls alone
+        assert not dangerous or module_name(path) in {"durable", "durability.recipes", "durability.fsynccost"}
 
 
 def test_environment_pins_equal_the_lock():
