@@ -63,6 +63,7 @@ LAYERS = [
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes"],
+    ["durability.fsynccost", "durability.faults", "durability.legal", "durability.flash"],
     [
         "figures.style",
         "figures.anchor",
@@ -72,6 +73,7 @@ LAYERS = [
         "figures.padding",
         "figures.costs",
         "figures.loading",
+        "figures.flash",
     ],
     ["gate", "rst", "overview", "job"],
 ]
