@@ -245,7 +245,7 @@ def save_checkpoint(folder: Path, version: int) -> None:
 
 
 def load_checkpoint(folder: Path) -> int | None:
-    """The newest committed checkpoint; it and the one to fall back to must be whole (an older one may be half pruned)."""
+    """The newest committed checkpoint; it and the fall-back must be whole (an older one may be half pruned)."""
     from anchorage.statetree import decode_state
 
     state = _State()
