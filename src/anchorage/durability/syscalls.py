@@ -102,7 +102,9 @@ def trace_saves(
     traces = list(cut_saves(parse_trace(log.read_text(errors="replace").splitlines())))
     found = [(trace.recipe, trace.version) for trace in traces if trace.acknowledged]
     if found != [(recipe.key, version) for recipe, _, version in saves]:
-        raise MeasurementError(f"{log}: the trace has the saves {found}, not those asked for. Keep it and file an issue")
+        raise MeasurementError(
+            f"{log}: the trace has the saves {found}, not those asked for. Keep it and file an issue"
+        )
     return traces
 
 
