@@ -74,7 +74,12 @@ def _attach(log: str, inject: str) -> subprocess.Popen[str]:
     calls = ",".join(f"?{name}" for name in sorted(TRACED))
     command = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={calls}", "-o", log, "-p", str(os.getpid())]
     injection = ["-e", f"inject={inject}"] if inject else []
-    return subprocess.Popen([*command, *injection], stderr=subprocess.PIPE, text=True)
+    # It waits until this process has done with starting it: which calls are counted must not depend on who is faster.
+    waiting = ["sh", "-c", 'read -r go && exec "$@"', "sh", *command, *injection]
+    tracer = subprocess.Popen(waiting, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert tracer.stdin
+    os.write(tracer.stdin.fileno(), b"go\n")
+    return tracer
 
 
 def _await_attached(tracer: subprocess.Popen[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,7 @@ _INJECTED = {
 }
 _REAL = [("write", "ENOSPC"), ("save", "EACCES")]
 _WRITES = {"write", "pwrite64", "writev", "sendfile", "copy_file_range"}
+_TEMP_MARK = re.compile(r"\.tmp-\d+-[0-9a-f]{8}")  # another name each time
 _WARM = ["torch", "safetensors.torch", "anchorage.checkpoint", "anchorage.store.format", "anchorage.store.staging"]
 
 
@@ -226,7 +228,7 @@ def _follow_up(
         writes = "yes" if {"write", "fsync"} <= kinds else "no"
     return {
         "status": "measured",
-        "raised": tried["raised"].replace(str(folder), "FOLDER"),
+        "raised": _TEMP_MARK.sub(".tmp", tried["raised"].replace(str(folder), "FOLDER")),
         "acknowledged": "yes" if acknowledged else "no",
         "outcome": "unconfirmed" if outcome == "new" and not acknowledged else outcome,
         "retry_ok": "yes" if retried["acknowledged"] and bench.judge(folder, 1) == "new" else "no",
