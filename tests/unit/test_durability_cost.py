@@ -72,7 +72,7 @@ def test_each_write_is_followed_by_its_own_call_in_alternating_rounds(tmp_path, 
         spy(monkeypatch, name, log)
     fsynccost._append_blocks(costs, tmp_path, N)
     opened = {result: (os.path.basename(words[0]), words[1]) for name, words, result in log if name == "open"}
-    flags = {mode: flag for mode, flag in opened.values()}
+    flags = dict(opened.values())
     assert flags["O_SYNC"] & os.O_SYNC == os.O_SYNC
     assert flags["O_DSYNC"] & os.O_DSYNC
     assert not flags["none"] & os.O_DSYNC

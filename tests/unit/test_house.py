@@ -62,7 +62,7 @@ LAYERS = [
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
-    ["durability.recipes", "durability.ourrecipes", "durability.saver"],
+    ["durability.recipes", "durability.ourrecipes", "durability.saver", "durability.syscalls"],
     [
         "durability.disk",
         "durability.fsynccost",
