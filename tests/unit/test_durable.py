@@ -121,7 +121,7 @@ def test_a_journal_torn_in_its_first_line(tmp_path):
 def test_a_line_that_could_not_be_synced_is_cut_off_again(tmp_path, monkeypatch):
     path = tmp_path / "journal"
     durable.append_line(path, "one")
-    trace_calls(monkeypatch, fail="fsync")
+    trace_calls(monkeypatch, fail="fsync file")
     with pytest.raises(OSError):
         durable.append_line(path, "two")
     assert path.read_text() == "one\n"

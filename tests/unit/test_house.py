@@ -62,7 +62,8 @@ LAYERS = [
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
-    ["durability.recipes", "durability.ourrecipes", "durability.saver", "durability.syscalls"],
+    ["durability.recipes", "durability.ourrecipes", "durability.saver", "durability.syscalls", "durability.order"],
+    ["durability.ptrace", "durability.tracing", "durability.kills"],
     [
         "durability.disk",
         "durability.fsynccost",

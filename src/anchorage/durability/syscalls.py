@@ -14,16 +14,16 @@ from pathlib import Path
 from anchorage.durability.recipes import Recipe
 from anchorage.errors import MeasurementError
 
-WRITES = frozenset(
-    "write pwrite64 writev pwritev pwritev2 sendfile copy_file_range ftruncate truncate fallocate".split()
+WRITES = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"}) | frozenset(
+    {"ftruncate", "truncate", "fallocate"}
 )
-READS = frozenset("read pread64 readv preadv preadv2".split())
-SYNCS = frozenset("fsync fdatasync".split())
-RENAMES = frozenset("rename renameat renameat2".split())
-LINKS = frozenset("link linkat".split())
-REMOVALS = frozenset("unlink unlinkat rmdir".split())
-OPENS = frozenset("open openat creat".split())
-FOLDERS = frozenset("mkdir mkdirat".split())
+READS = frozenset(["read", "pread64", "readv", "preadv", "preadv2"])
+SYNCS = frozenset(["fsync", "fdatasync"])
+RENAMES = frozenset(["rename", "renameat", "renameat2"])
+LINKS = frozenset(["link", "linkat"])
+REMOVALS = frozenset(["unlink", "unlinkat", "rmdir"])
+OPENS = frozenset(["open", "openat", "creat"])
+FOLDERS = frozenset(["mkdir", "mkdirat"])
 TRACED = WRITES | READS | SYNCS | RENAMES | LINKS | REMOVALS | OPENS | FOLDERS | {"close", "sync_file_range", "syncfs"}
 
 SAVER = (sys.executable, "-m", "anchorage.durability.saver")
