@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -108,19 +109,28 @@ def append_line(path: Path, line: str) -> None:
     Args:
         path: a text file of lines; made where missing.
         line: the text, without a newline in it.
+
+    Raises:
+        OSError: a write or fsync failed. The line is cut off again: no reader may take for committed what nothing has
+            confirmed, nor a second try leave it unwritten.
     """
     assert "\n" not in line
-    is_new = not path.exists()
-    with open(path, "a+b") as file:
+    with open(path, "a+b", buffering=0) as file:  # what a buffer still holds after an error, closing would write
         _cut_torn_line(file)
-        file.write(line.encode() + b"\n")
-        file.flush()
-        sync_descriptor(file.fileno())
-    if is_new:
-        sync_folder(path.parent)
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:  # before the line, so that a file with a line in it has a name that lasts, killed or not
+            sync_folder(path.parent)
+        data = line.encode() + b"\n"
+        try:
+            while data:
+                data = data[file.write(data) :]
+            sync_descriptor(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
 
 
-def _cut_torn_line(file: BinaryIO) -> None:
+def _cut_torn_line(file: io.FileIO) -> None:
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return

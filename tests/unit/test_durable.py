@@ -118,6 +118,27 @@ def test_a_journal_torn_in_its_first_line(tmp_path):
     assert durable.read_lines(tmp_path / "none") == []
 
 
+def test_a_line_that_could_not_be_synced_is_cut_off_again(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    durable.append_line(path, "one")
+    trace_calls(monkeypatch, fail="fsync file")
+    with pytest.raises(OSError):
+        durable.append_line(path, "two")
+    assert path.read_text() == "one\n"
+    monkeypatch.undo()
+    durable.append_line(path, "two")
+    assert durable.read_lines(path) == ["one", "two"]
+
+
+def test_a_new_journal_has_a_durable_name_before_its_first_line(tmp_path, monkeypatch):
+    path, seen = tmp_path / "journal", []
+    path.touch()  # a kill came between its making and its first line
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: seen.append(path.read_text()))
+    durable.append_line(path, "one")
+    durable.append_line(path, "two")
+    assert seen == [""]
+
+
 def test_linking_shares_bytes_and_replaces(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(b"x")
