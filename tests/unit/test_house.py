@@ -62,7 +62,7 @@ LAYERS = [
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.methods", "loading.subjects"],
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
-    ["durability.recipes"],
+    ["durability.recipes", "durability.ourrecipes", "durability.saver"],
     [
         "figures.style",
         "figures.anchor",
@@ -138,7 +138,8 @@ def test_only_durable_renames_and_syncs():
     for path in MODULES:
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
         dangerous = calls & {"os.rename", "os.replace", "os.fsync", "os.fdatasync", "os.link"}
-        assert not dangerous or module_name(path) == "durable"
+        # the recipes of the durability lab are what durable.py must be better than
+        assert not dangerous or module_name(path) in {"durable", "durability.recipes"}
 
 
 def test_environment_pins_equal_the_lock():
