@@ -185,7 +185,7 @@ def _check(returned: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def start_filesystem_sync(folder: int) -> None:
+def sync_filesystem(folder: int) -> None:
     """syncfs(2) of the filesystem that an open folder lies on."""
     _check(_libc.syncfs(folder), "syncfs")
 
