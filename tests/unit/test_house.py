@@ -63,6 +63,8 @@ LAYERS = [
     ["loading.trial", "loading.measuring", "loading.workers", "loading.pressure", "loading.devicecopy"],
     ["loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes", "durability.ourrecipes", "durability.saver"],
+    ["durability.fuseserver", "durability.mounts", "durability.logdisk", "durability.replay"],
+    ["durability.schedules", "durability.recording", "durability.powercut", "durability.workflowcut"],
     [
         "figures.style",
         "figures.anchor",

@@ -107,10 +107,11 @@ class Drive:
 
 
 def _answer_init(body: bytes) -> bytes:
-    major, minor, readahead, flags = struct.unpack_from("<4I", body)
+    _, minor, readahead, flags = struct.unpack_from("<4I", body)
     flags &= _ASYNC_READ | _BIG_WRITES | _ASYNC_DIO | _MAX_PAGES
     pages = _MAX_WRITE // 4096
-    return struct.pack("<4IHHIIHHIIHH20x", 7, min(minor, 31), readahead, flags, 64, 48, _MAX_WRITE, 1, pages, 0, 0, 0, 0, 0)
+    head = struct.pack("<4I2H2I2H", 7, min(minor, 31), readahead, flags, 64, 48, _MAX_WRITE, 1, pages, 0)
+    return head.ljust(64, b"\0")
 
 
 def _read_waiting(fuse: int) -> list[bytes]:
@@ -144,9 +145,7 @@ def serve(fuse: int, image: int, log: int, parent: int) -> None:
                 return
             raise
         heads = [_IN.unpack_from(message) for message in messages]
-        kept = [
-            (head, message) for head, message in zip(heads, messages, strict=True) if head[1] not in _SILENT
-        ]
+        kept = [(head, message) for head, message in zip(heads, messages, strict=True) if head[1] not in _SILENT]
         answers = drive.carry_out([(head[1], message[_IN.size :]) for head, message in kept])
         for (head, _), answer in zip(kept, answers, strict=True):
             code, payload = (-answer, b"") if isinstance(answer, int) else (0, answer)

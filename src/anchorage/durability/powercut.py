@@ -1,8 +1,8 @@
 """Power cuts: every recipe on every filesystem, cut at many points, each image mounted and judged by the real reader.
 
 A table of cuts says "no bad state in so many tested", never "proved". The controls, recipes known to be unsafe, show
-that the lab sees what there is to see. What a drive may lose is said in `durability.replay`; that it cannot mean more
-than its own flushes do is shown by two drives that break their promise:
+that the lab sees what there is to see. What a drive may lose is said in `durability.replay`. No recipe is safer than
+its drive: two schedules, a drive that ignores flushes and one that fails a write, show that.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ class _Lab:
                 if digest not in found:
                     found[digest] = self._read(bench, pages)
                 verdicts[self._judge(found[digest], recording, cut.after)] += 1
-        row = _empty_row(self._filesystem, self._recipe, self._schedule, "") | {name: verdicts[name] for name in VERDICTS}
+        row = _empty_row(self._filesystem, self._recipe, self._schedule, "") | {
+            name: verdicts[name] for name in VERDICTS
+        }
         mounted = sum(load is not None for load in found.values())
         row |= {"points": len(cuts), "distinct": len(found), "mounted": mounted, "capped": capped}
         row |= {"operations": len(recording.operations) - recording.start, "refused": len(recording.refused)}
@@ -201,7 +203,9 @@ class _Lab:
         verdict = judge(replace(self._recipe, load=load), Path(), acknowledged=acknowledged, tried=tried)
         if verdict in ("torn", "gone") and not self._told:
             self._told = True
-            self._log(f"{self._name}: {verdict} after {after} operations, {_finding(load)}, acknowledged {acknowledged}")
+            self._log(
+                f"{self._name}: {verdict} after {after} operations, {_finding(load)}, acknowledged {acknowledged}"
+            )
         return verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,22 +51,27 @@ def memory_file(n_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def mounted_drive(filesystem: Filesystem, places: Path) -> Iterator[tuple[LoggingDisk, Path, Recording]]:
+def mounted_drive(
+    filesystem: Filesystem, places: Path, prepare: Callable[[Path], object] | None = None
+) -> Iterator[tuple[LoggingDisk, Path, Recording]]:
     """A new filesystem on a logging drive, mounted; its log is in the recording once the block has ended.
 
     Args:
         filesystem: which.
         places: an empty folder for mount points.
+        prepare: puts into the mounted filesystem what is to be there before the log begins.
 
     Returns:
         The drive, the folder it is mounted on, and the recording, of which the base is known.
     """
-    target, root = places / "drive", places / "recorded"
+    target, root = places / "drive", places / "mounted"
     target.touch()
     root.mkdir(exist_ok=True)
     image = memory_file(filesystem.image_bytes)
     try:
         filesystem.make(image)
+        if prepare:
+            _prepare(filesystem, image, root, prepare)
         recording = Recording(read_image(image))
         with LoggingDisk(image, target) as disk:
             filesystem.mount(disk.device, root)
@@ -77,6 +82,15 @@ def mounted_drive(filesystem: Filesystem, places: Path) -> Iterator[tuple[Loggin
             recording.operations = disk.operations()
     finally:
         os.close(image)
+
+
+def _prepare(filesystem: Filesystem, image: int, root: Path, prepare: Callable[[Path], object]) -> None:
+    with contextlib.closing(Loop(image)) as loop:
+        filesystem.mount(loop.path, root)
+        try:
+            prepare(root)
+        finally:
+            unmount(root)
 
 
 def read_image(image: int) -> np.ndarray:
@@ -126,8 +140,7 @@ def record_saves(
                         recording.refused.append(str(error))
                         recipe.save(folder, version)
                 recording.acknowledged.append(disk.n_operations)
-        with contextlib.suppress(OSError if failing else ()):
-            force_out(root)
+        force_out(root)
     return recording
 
 
@@ -150,7 +163,7 @@ class Bench:
     """
 
     def __init__(self, filesystem: Filesystem, base: np.ndarray, places: Path) -> None:
-        self._filesystem, self._base, self._root = filesystem, base, places / "replayed"
+        self._filesystem, self._base, self._root = filesystem, base, places / "mounted"
         self._root.mkdir(exist_ok=True)
         self._image = memory_file(len(base))
         self._live = mmap.mmap(self._image, len(base))
@@ -191,7 +204,7 @@ class Bench:
     def _restore(self, pages: dict[int, bytes]) -> None:
         """Undo what the last mount wrote, wherever that was, and put the pages in."""
         for start, stop in _extents(self._image):
-            self._live[start:stop] = memoryview(self._base[start:stop])
+            self._live[start:stop] = self._base[start:stop].tobytes()
         for page, data in pages.items():
             self._live[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = data
 
@@ -212,4 +225,3 @@ def _extents(image: int) -> Iterator[tuple[int, int]]:
             return
         place = os.lseek(image, start, os.SEEK_HOLE)
         yield start, place
-

@@ -2,8 +2,8 @@
 
 Quiet: nothing; what a save does not force to the drive stays in memory, so its mistakes show as losses. Neighbour:
 after each step another program writes an unrelated file and forces it out; most filesystems then commit the saver's
-names too, but not its bytes. Writeback: after each step the kernel writes the saver's bytes early, in any order, and now
-and then commits. A step is a return from a call that does file operations, as Python's profiler sees it.
+names too, but not its bytes. Writeback: after each step the kernel writes the saver's bytes early, in any order, and
+now and then commits. A step is a return from a call that does file operations, as Python's profiler sees it.
 """
 
 from __future__ import annotations
