@@ -64,7 +64,8 @@ LAYERS = [
     ["loading.accident", "loading.refusals", "loading.advice"],
     ["durability.recipes", "durability.ourrecipes", "durability.saver"],
     ["durability.fuseserver", "durability.mounts", "durability.logdisk", "durability.replay"],
-    ["durability.schedules", "durability.recording", "durability.powercut", "durability.workflowcut"],
+    ["durability.schedules", "durability.recording", "durability.powercut", "durability.profiles"],
+    ["durability.workflowcut"],
     [
         "figures.style",
         "figures.anchor",

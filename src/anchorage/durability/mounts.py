@@ -33,6 +33,7 @@ _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 _LOOP_CONFIGURE, _LOOP_CLEAR, _LOOP_GET_FREE = 0x4C0A, 0x4C01, 0x4C82
 _AUTOCLEAR, _DIRECT_IO = 4, 16
 _FLUSH_BUFFERS = 0x1261
+_PLACES = "power-cuts-"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -152,13 +153,24 @@ def run_privately(function: Callable[[threading.Event], T]) -> T:
 @contextlib.contextmanager
 def _machine_lock(stop: threading.Event) -> Iterator[None]:
     with open(Path(tempfile.gettempdir()) / "anchorage-power-cuts.lock", "w") as file:
-        while not stop.is_set():
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(0.1)
+                if stop.wait(0.1):
+                    raise KeyboardInterrupt from None
         yield
+
+
+@contextlib.contextmanager
+def mount_places(folder: Path) -> Iterator[Path]:
+    """An empty folder for mount points, gone afterwards. What a killed lab left is swept: the lock says it is dead."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{_PLACES}*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_PLACES, dir=folder) as places:
+        yield Path(places)
 
 
 def mount(source: str, target: Path, kind: str, *, options: str = "", flags: int = 0) -> None:

@@ -7,7 +7,6 @@ its drive: two schedules, a drive that ignores flushes and one that fails a writ
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 import zlib
@@ -20,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from anchorage import durable
-from anchorage.durability.mounts import FILESYSTEMS, Filesystem, run_privately, why_not
+from anchorage.durability.mounts import FILESYSTEMS, Filesystem, mount_places, run_privately, why_not
 from anchorage.durability.recipes import Recipe, by_case, judge
 from anchorage.durability.recording import Bench, Recording, record_saves
 from anchorage.durability.replay import Replay, draw_cuts
@@ -106,12 +105,11 @@ def cut_power(
             if missing[filesystem.name]:
                 rows.append(_empty_row(filesystem, recipe, schedule, missing[filesystem.name]))
                 continue
-            with tempfile.TemporaryDirectory(prefix="power-cuts-", dir=folder) as places:
-                lab = _Lab(filesystem, recipe, schedule, caps(recipe), seed=seed, places=Path(places), log=log)
+            with mount_places(folder) as places:
+                lab = _Lab(filesystem, recipe, schedule, caps(recipe), seed=seed, places=places, log=log)
                 rows.append(lab.run(stop))
         return rows
 
-    folder.mkdir(parents=True, exist_ok=True)
     return _table(run_privately(work))
 
 

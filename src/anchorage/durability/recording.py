@@ -45,7 +45,7 @@ class Recording:
 
 def memory_file(n_bytes: int) -> int:
     """Descriptor of an empty file in memory, without a name: it is gone with its last user."""
-    descriptor = os.memfd_create("image")
+    descriptor = os.memfd_create(f"anchorage-{os.getpid()}")
     os.ftruncate(descriptor, n_bytes)
     return descriptor
 

@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from anchorage.durability.logdisk import LoggingDisk
-from anchorage.durability.mounts import FILESYSTEMS, run_privately, why_not
+from anchorage.durability.mounts import FILESYSTEMS, mount_places, run_privately, why_not
 from anchorage.durability.recording import Bench, Recording, force_out, mounted_drive
 from anchorage.durability.replay import Cut, Replay, draw_cuts
 from anchorage.errors import IntegrityError, MeasurementError
@@ -126,12 +125,11 @@ def cut_workflow(
         return pd.DataFrame([{"filesystem": "ext4", "status": "not run", "reason": reason}], columns=list(COLUMNS))
 
     def work(stop: threading.Event) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(prefix="power-cuts-", dir=folder) as places:
-            lab = _Lab(source, command, settings, places=Path(places), log=log)
+        with mount_places(folder) as places:
+            lab = _Lab(source, command, settings, places=places, log=log)
             lab.record()
             return lab.judge_all(stop, prefixes=prefixes, samples=samples, reruns=reruns, seed=seed)
 
-    folder.mkdir(parents=True, exist_ok=True)
     return pd.DataFrame([run_privately(work)], columns=list(COLUMNS))
 
 
