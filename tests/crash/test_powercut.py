@@ -99,11 +99,6 @@ def test_the_full_recipe_is_not(cut, case):
     assert row.mounted >= 15
 
 
-def test_ext4_hides_a_missing_fsync_when_a_file_is_overwritten_and_only_then(cut):
-    assert cut("rename only/overwrite", "neighbour").torn == 0
-    assert cut("rename only/new name", "neighbour").torn > 0
-
-
 def test_a_writer_without_fsync_tears(cut, monkeypatch):
     monkeypatch.setattr(durable, "sync_descriptor", lambda descriptor: None)
     assert cut("shard/new name", "neighbour").torn > 0

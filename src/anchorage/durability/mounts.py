@@ -34,6 +34,8 @@ _LOOP_CONFIGURE, _LOOP_CLEAR, _LOOP_GET_FREE = 0x4C0A, 0x4C01, 0x4C82
 _AUTOCLEAR, _DIRECT_IO = 4, 16
 _FLUSH_BUFFERS = 0x1261
 _PLACES = "power-cuts-"
+# Of the machine: devices and filesystem identities are, whatever folder a lab works in.
+_LOCK = Path("/run/anchorage-power-cuts.lock")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -152,7 +154,7 @@ def run_privately(function: Callable[[threading.Event], T]) -> T:
 
 @contextlib.contextmanager
 def _machine_lock(stop: threading.Event) -> Iterator[None]:
-    with open(Path(tempfile.gettempdir()) / "anchorage-power-cuts.lock", "w") as file:
+    with open(_LOCK, "w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

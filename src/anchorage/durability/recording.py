@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from anchorage.durability.mounts import Filesystem, Loop, sync_filesystem, unmou
 from anchorage.durability.recipes import Recipe
 from anchorage.durability.replay import PAGE_BYTES
 from anchorage.durability.schedules import SCHEDULES, after_each_step
+
+# What mount(2) says of an image that is damaged; anything else is a fault of the lab. EUCLEAN is XFS's "corrupted".
+_UNMOUNTABLE = {errno.EUCLEAN, errno.EINVAL, errno.EIO, errno.EBADMSG, errno.ENODATA}
 
 
 @dataclass
@@ -193,7 +197,9 @@ class Bench:
         self._loop.forget()
         try:
             self._filesystem.mount(self._loop.path, self._root)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _UNMOUNTABLE:
+                raise
             yield None
             return
         try:

@@ -34,6 +34,7 @@ from anchorage.store.staging import Staging
 
 COLUMNS = {
     "filesystem": "ext4",
+    "drive": "honest: what a flush covers is safe; lying: nothing ever is (the control: it must lose shards)",
     "points": "power cuts judged",
     "distinct": "distinct images among them",
     "mounted": "distinct images that could be mounted, and were",
@@ -52,8 +53,9 @@ COLUMNS = {
     "reason": "why not run",
 }
 _VERDICTS = ["old", "new", "torn", "gone", "unmountable"]
+_DRIVES = ["honest", "lying"]
 _DURABLE = re.compile(r"shard (\d+) is durable")
-_IMAGE_BYTES = 96 << 20
+_IMAGE_BYTES = 1 << 30
 
 
 @dataclass
@@ -116,21 +118,23 @@ def cut_workflow(
         log: gets a line for what is found.
 
     Returns:
-        A table of one row, with the columns :data:`COLUMNS`.
+        A table of two rows, an honest and a lying drive's, with the columns :data:`COLUMNS`.
 
     Raises:
         MeasurementError: the uninterrupted run failed.
     """
     if reason := why_not(FILESYSTEMS["ext4"]):
-        return pd.DataFrame([{"filesystem": "ext4", "status": "not run", "reason": reason}], columns=list(COLUMNS))
+        row = {"filesystem": "ext4", "status": "not run", "reason": reason}
+        return pd.DataFrame([row | {"drive": drive} for drive in _DRIVES], columns=list(COLUMNS))
 
-    def work(stop: threading.Event) -> dict[str, Any]:
+    def work(stop: threading.Event) -> list[dict[str, Any]]:
         with mount_places(folder) as places:
             lab = _Lab(source, command, settings, places=places, log=log)
             lab.record()
-            return lab.judge_all(stop, prefixes=prefixes, samples=samples, reruns=reruns, seed=seed)
+            honest = lab.judge_all(stop, prefixes=prefixes, samples=samples, reruns=reruns, seed=seed)
+            return [honest, lab.judge_all(stop, prefixes=2, samples=samples, reruns=0, seed=seed, lies=True)]
 
-    return pd.DataFrame([run_privately(work)], columns=list(COLUMNS))
+    return pd.DataFrame(run_privately(work), columns=list(COLUMNS))
 
 
 class _Lab:
@@ -184,10 +188,11 @@ class _Lab:
                 self._run.shard_marks.setdefault(shard, mark)
 
     def judge_all(
-        self, stop: threading.Event, *, prefixes: int, samples: int, reruns: int, seed: int
+        self, stop: threading.Event, *, prefixes: int, samples: int, reruns: int, seed: int, lies: bool = False
     ) -> dict[str, Any]:
         operations = self._recording.operations
-        cuts, capped = draw_cuts(operations, self._recording.start, prefixes=prefixes, samples=samples, seed=seed)
+        start = self._recording.start
+        cuts, capped = draw_cuts(operations, start, prefixes=prefixes, samples=samples, seed=seed, lies=lies)
         again = set(random.Random(seed).sample(range(len(cuts)), min(reruns, len(cuts))))
         states: dict[int, tuple[str, set[int], bool]] = {}
         verdicts: Counter[str] = Counter()
@@ -202,7 +207,8 @@ class _Lab:
                 n_accepted += len(states[digest][1])
                 if number in again:
                     identical += self._rerun(bench, pages, cut)
-        row = {"filesystem": "ext4", "points": len(cuts), "distinct": len(states), "capped": capped}
+        row = {"filesystem": "ext4", "drive": _DRIVES[lies], "points": len(cuts), "distinct": len(states)}
+        row |= {"capped": capped}
         row |= {"mounted": sum(state[0] != "unmountable" for state in states.values())}
         row |= {name: verdicts[name] for name in _VERDICTS} | {"shards_accepted": n_accepted}
         row |= {"operations": len(operations), "reruns": len(again), "reruns_identical": identical}
