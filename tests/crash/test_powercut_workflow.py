@@ -1,8 +1,8 @@
 """The power cut of a whole run: the real workflow captures on a logging drive, then the power goes at many moments.
 
 Goal: what a resume takes over, and what part lists and manifest name, is whole at every cut; the plain command then
-ends as if there had been no cut. Method: the tiny workflow on ext4; the lab mounts each image and reads it with the real
-staging and manifest code; on one image the command runs to its end. Oracle: the bytes of the uninterrupted run.
+ends as if there had been no cut. Method: the tiny workflow on ext4; the lab mounts each image and reads it with the
+real staging and manifest code; on one image the command runs to its end. Oracle: the bytes of the uninterrupted run.
 Control: on a drive that ignores flushes shards are lost.
 """
 

@@ -144,7 +144,9 @@ def record_saves(
                         recording.refused.append(str(error))
                         recipe.save(folder, version)
                 recording.acknowledged.append(disk.n_operations)
-        force_out(root)
+        # Of the write that failed syncfs tells too, once: that is known here.
+        with contextlib.suppress(OSError) if failing else contextlib.nullcontext():
+            force_out(root)
     return recording
 
 
