@@ -104,14 +104,26 @@ def append_line(path: Path, line: str) -> None:
     Args:
         path: a text file of lines; made where missing.
         line: the text, without a newline in it.
+
+    Raises:
+        OSError: a write or fsync failed; the file ends as it did before.
     """
     assert "\n" not in line
     is_new = not path.exists()
     with open(path, "a+b") as file:
         _cut_torn_line(file)
-        file.write(line.encode() + b"\n")
-        file.flush()
-        sync_descriptor(file.fileno())
+        size = file.tell()
+        try:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            sync_descriptor(file.fileno())
+        except OSError:
+            # The kernel may show the line from now on and never write it: whoever comes next must not take it for one.
+            with contextlib.suppress(OSError):
+                file.close()  # it tries once more to write what it holds, so before the file is cut
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+            raise
     if is_new:
         sync_folder(path.parent)
 

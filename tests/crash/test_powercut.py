@@ -162,6 +162,13 @@ def test_an_fsync_tried_again_is_no_cure_for_one_that_failed(cut):
     assert good.refused == 1
 
 
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs"])
+def test_a_line_whose_fsync_failed_is_no_line_for_whoever_comes_next(cut, filesystem):
+    row = cut("journal/overwrite", FAILING, filesystem)
+    assert (row.torn, row.gone) == (0, 0)
+    assert row.refused == 1
+
+
 def test_what_is_missing_is_said_and_not_passed(tmp_path, monkeypatch):
     monkeypatch.setattr(powercut, "why_not", lambda filesystem: f"mkfs.{filesystem.kind} is not installed")
     table = cut_power([OURS[SUBJECTS[0]]], ["xfs"], ["quiet"], folder=tmp_path, caps=lambda _: Caps(9, 9), seed=0)

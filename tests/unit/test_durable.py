@@ -118,6 +118,18 @@ def test_a_journal_torn_in_its_first_line(tmp_path):
     assert durable.read_lines(tmp_path / "none") == []
 
 
+def test_a_line_whose_fsync_failed_is_cut_off_again(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    durable.append_line(path, "one")
+    with monkeypatch.context() as patch:
+        trace_calls(patch, fail="fsync file")
+        with pytest.raises(OSError, match="planted"):
+            durable.append_line(path, "two")
+    assert durable.read_lines(path) == ["one"]
+    durable.append_line(path, "two")
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
 def test_linking_shares_bytes_and_replaces(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(b"x")

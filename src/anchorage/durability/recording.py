@@ -32,7 +32,7 @@ class Recording:
         start: operations issued when the state that the workload builds on had been forced out.
         begun: operations issued as version ``i + 1`` began to be saved.
         acknowledged: operations issued when that save had returned.
-        refused: errors that a save raised; it was then made anew.
+        refused: errors that a save raised; it was then made anew, once.
     """
 
     base: np.ndarray
@@ -138,16 +138,24 @@ def record_saves(
                 if version == failing:
                     disk.fail_writes(1)
                 with after_each_step(step):
-                    try:
-                        recipe.save(folder, version)
-                    except OSError as error:
-                        recording.refused.append(str(error))
-                        recipe.save(folder, version)
+                    if not _save(recipe, folder, version, recording.refused):
+                        break
                 recording.acknowledged.append(disk.n_operations)
         # Of the write that failed syncfs tells too, once: that is known here.
         with contextlib.suppress(OSError) if failing else contextlib.nullcontext():
             force_out(root)
     return recording
+
+
+def _save(recipe: Recipe, folder: Path, version: int, refused: list[str]) -> bool:
+    """Save, and once more where that raises. False if both did: after a failed write of its own ext4 takes no other."""
+    for _ in range(2):
+        try:
+            recipe.save(folder, version)
+            return True
+        except OSError as error:
+            refused.append(str(error))
+    return False
 
 
 def force_out(folder: Path) -> None:
