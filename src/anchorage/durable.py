@@ -126,7 +126,8 @@ def append_line(path: Path, line: str) -> None:
                 data = data[file.write(data) :]
             sync_descriptor(file.fileno())
         except OSError:
-            file.truncate(size)
+            with contextlib.suppress(OSError):  # the first error is the one to tell of
+                file.truncate(size)
             raise
 
 
