@@ -142,8 +142,8 @@ def _faults(rows: pd.DataFrame) -> str:
         silent, bad = int(some["acknowledged"].sum()), int(some["verdict"].isin(BAD).sum())
         renamed = int(some["renamed_after_failed_fsync"].sum())
         lines.append(
-            f"- {whose}: {len(some)} saves with a fault; {silent} acknowledged in spite of it, {bad} left something torn "
-            f"or lost, {renamed} renamed after a failed fsync, a retry worked after {int(some['retry_ok'].sum())}."
+            f"- {whose}: {len(some)} saves with a fault; {silent} acknowledged in spite of it, {bad} left something "
+            f"torn or lost, {renamed} renamed after a failed fsync, a retry worked after {int(some['retry_ok'].sum())}."
         )
     return "\n".join(lines)
 
