@@ -1,0 +1,168 @@
+"""durability.md: where bytes wait, which crash wipes them, which recipe survives what, from the lab's tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from anchorage.durability.verdict import BAD, Tables, measured, n_bad, n_judged
+
+KEPT, WIPED, NOT_RUN = "kept", "wiped", "not run"
+_KILL, _CUT = "kill -9", "power cut"
+_LYING = "lying drive"
+_STEPS = """1. Write to a temporary name in the same folder.
+2. Flush the process's own buffer, then fsync the file. If the fsync fails, raise: never rename, never retry it.
+3. Replace the final name by it (`os.replace`), in one step.
+4. Fsync the folder. Only now is the save acknowledged."""
+
+
+def layers(tables: Tables) -> pd.DataFrame:
+    """Which crash wipes which of the places where bytes wait; each cell follows from what recipes lost.
+
+    Returns:
+        A line a place, columns ``kill -9`` and ``power cut``; cells ``kept``, ``wiped``, ``not run``.
+    """
+    kills, cuts = measured(tables["kill_points"]), measured(tables["power_cuts"])
+    honest, lying = cuts[cuts["drive"] != _LYING], cuts[cuts["drive"] == _LYING]
+    in_place, renamed, full = "naive", "rename only", "full"
+    places = {
+        # What a save in place had not yet handed to the kernel is missing after the kill.
+        "buffer in the process": (_state(kills, in_place), _state(honest, in_place)),
+        # What was renamed without any fsync is whole after a kill, and is not after a power cut.
+        "page cache": (_state(kills, renamed), _state(honest, renamed)),
+        # What was fsynced is whole, unless the drive says so of what is in its own cache.
+        "drive's own cache": (_state(kills, full), _state(lying, full)),
+        "flash": (_state(kills, full), _state(honest, full)),
+    }
+    return pd.DataFrame.from_dict(places, orient="index", columns=[_KILL, _CUT])
+
+
+def _state(rows: pd.DataFrame, recipe: str) -> str:
+    rows = rows[rows["recipe"] == recipe]
+    if rows.empty:
+        return NOT_RUN
+    return WIPED if n_bad(rows).sum() else KEPT
+
+
+def survival(tables: Tables) -> pd.DataFrame:
+    """(bad, judged) points of each recipe: by kill, by power cut on each filesystem and case, by the legal states.
+
+    Returns:
+        A line a recipe, the textbook's first; None where nothing was run.
+    """
+    cuts = tables["power_cuts"]
+    cuts = cuts[cuts["drive"] != _LYING]
+    columns: dict[str, pd.DataFrame] = {_KILL: tables["kill_points"]}
+    for filesystem in dict.fromkeys(cuts["filesystem"]):
+        for case in dict.fromkeys(cuts["case"]):
+            name = f"{filesystem}\n{case}"
+            columns[name] = cuts[(cuts["filesystem"] == filesystem) & (cuts["case"] == case)]
+    columns["legal states\n(model)"] = tables["legal_states"]
+    everything = pd.concat([table[["recipe", "ours"]] for table in columns.values()])
+    recipes = [*dict.fromkeys(everything[~everything["ours"]]["recipe"])]
+    recipes += [*dict.fromkeys(everything[everything["ours"]]["recipe"])]
+    return pd.DataFrame(
+        {name: [_points(table, recipe) for recipe in recipes] for name, table in columns.items()}, index=recipes
+    )
+
+
+def _points(table: pd.DataFrame, recipe: str) -> tuple[int, int] | None:
+    rows = measured(table)
+    rows = rows[rows["recipe"] == recipe]
+    return (int(n_bad(rows).sum()), int(n_judged(rows).sum())) if len(rows) else None
+
+
+def describe_durability(tables: Tables, verdict: Mapping[str, Any]) -> str:
+    """All findings as Markdown.
+
+    Args:
+        tables: power_cuts, kill_points, legal_states, faults, syscalls, fsync_cost, flash, by name.
+        verdict: of :func:`anchorage.durability.verdict.judge_tables`.
+    """
+    parts = [
+        "# Can this lose what was saved?",
+        _answer(tables, verdict),
+        "## The places where bytes wait\n\nWhat a crash leaves in each, as the recipes' losses show it.",
+        _markdown(layers(tables).reset_index(names="place")),
+        "## Which recipe survives what\n\nPoints at which something was torn or lost, of those judged. Torn: under its "
+        "final name lies what was never saved. Lost: a save had returned, and its version is gone.",
+        _markdown(_survival_text(survival(tables))),
+        f"The recipe that survives:\n\n{_STEPS}",
+        "## Faults\n\nAn error injected into one call of a save.",
+        _faults(measured(tables["faults"])),
+        "## What it costs",
+        _costs(measured(tables["fsync_cost"])),
+        "## What the drive does with it",
+        _flash(measured(tables["flash"])),
+    ]
+    if verdict["not_run"]:
+        reasons = [f"- {name}: {reason}" for name, reasons in verdict["not_run"].items() for reason in reasons]
+        parts += ["## Not run", "\n".join(reasons)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _answer(tables: Tables, verdict: Mapping[str, Any]) -> str:
+    judged = verdict["judged"]
+    ours = ", ".join(f"{counts['ours']:,} {_what(name)}" for name, counts in judged.items())
+    lines = [f"Of this package's own writers (shards, journal, publication, manifest, checkpoints): {ours} judged."]
+    if verdict["ok"]:
+        lines.append(
+            "At none of them was anything torn, or lost after it was acknowledged. That is no proof: it is what was "
+            "tested. Every unsafe recipe, judged in the same way, was found bad where it must be."
+        )
+    else:
+        lines += ["**The lab found faults:**", *(f"\n- {fault}" for fault in verdict["faults"])]
+    capped = measured(tables["power_cuts"])
+    if n_capped := int(capped["capped"].astype(bool).sum()):
+        lines.append(f"In {n_capped} of {len(capped)} rows of power_cuts.csv the number of images was capped.")
+    return " ".join(lines)
+
+
+def _what(table: str) -> str:
+    return {
+        "power_cuts": "power cuts (of a logging disk, each image mounted)",
+        "kill_points": "kills",
+        "legal_states": "states that POSIX allows",
+    }[table]
+
+
+def _survival_text(table: pd.DataFrame) -> pd.DataFrame:
+    text = table.map(lambda cell: NOT_RUN if cell is None else f"{cell[0]:,} of {cell[1]:,}")
+    return text.rename(columns=lambda name: name.replace("\n", ", ")).reset_index(names="recipe")
+
+
+def _faults(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "Not run."
+    lines = []
+    for ours, whose in ((True, "This package's writers"), (False, "The textbook's recipes")):
+        some = rows[rows["ours"] == ours]
+        silent, bad = int(some["acknowledged"].sum()), int(some["verdict"].isin(BAD).sum())
+        renamed = int(some["renamed_after_failed_fsync"].sum())
+        lines.append(
+            f"- {whose}: {len(some)} saves with a fault; {silent} acknowledged in spite of it, {bad} left something "
+            f"torn or lost, {renamed} renamed after a failed fsync, a retry worked after {int(some['retry_ok'].sum())}."
+        )
+    return "\n".join(lines)
+
+
+def _costs(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "Not run."
+    return _markdown(rows[["what", "mode", "n", "p50_us", "p99_us"]])
+
+
+def _flash(rows: pd.DataFrame) -> str:
+    fullest = rows[rows["fill"] == rows["fill"].max()]
+    table = fullest[["load", "trim", "spare_factor", "write_amplification"]].round(2)
+    return (
+        "A model of a drive, not a measurement of one. Pages programmed for each page written, on a full drive:\n\n"
+        + _markdown(table)
+    )
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    rows: Sequence[Sequence[object]] = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows)
