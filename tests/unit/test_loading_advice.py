@@ -84,7 +84,7 @@ def test_a_claim_that_the_numbers_contradict_does_not_hold(claim, column, factor
     changed = verdicts(advice(table))
     assert changed[claim] in ("does not hold", "holds in part")
     others = {name for name, verdict in changed.items() if verdict != "holds"} - {claim}
-    assert others <= {"quick", "torch"}  # a slow load is one of both kinds of mapping
+    assert not others - {"quick", "torch", "peak"}  # one number speaks to several claims
 
 
 def test_wholly_contradicted_claims_say_so():
@@ -153,6 +153,7 @@ def test_side_tables_can_contradict_too():
     assert verdicts(advice(workers=private))["workers"] == "holds in part"
     kept = change(side["pressure"], "second_bytes_from_disk", 0)
     assert verdicts(advice(pressure=kept))["pressure"] == "holds in part"
+    assert "a plain copy: 0.0100 s, 0.250 of the cold time; 100 % in the page cache before, 0 MiB of 8.00" in advice()
     cold = change(side["accident"], "resident_before", 0)
     assert verdicts(advice(accident=cold))["accident"] == "holds in part"
     lies = side["refusals"]

@@ -209,10 +209,13 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
 
 
 def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
-    """Steps that a benchmark would call cold. One whose bytes were dropped is the control: it is cold."""
-    for line in tables.accident[tables.accident["claimed"] == "cold"].itertuples():
+    """What a benchmark that dropped nothing would call cold. A step whose pages were dropped is the control."""
+    for line in measured(tables.accident).itertuples():
         resident, read = number(100 * line.resident_before), mib(line.bytes_from_disk)
-        text = f"{line.what}: {resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
+        text = (
+            f"{line.what.rstrip('.')}: {number(line.total_s)} s, {number(line.of_cold_time)} of the cold time; "
+            f"{resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
+        )
         if line.verdict.startswith("cold"):
             yield Finding(f"{text} (the control)", line.resident_before == 0 and line.bytes_from_disk > 0)
         else:
@@ -222,13 +225,10 @@ def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
 def pickles_are_refused(tables: Tables) -> Iterator[Finding]:
     """Malicious pickles by each way of torch.load; the one that is told to trust them is the control."""
     lines = tables.refusals
-    pickles = lines[(lines["kind"] == "pickle") & lines["reader"].str.startswith("torch.load")]
+    pickles = lines[(lines["kind"] == "pickle") & lines["reader"].astype(str).str.startswith("torch.load")]
     for reader, rows in pickles.groupby("reader", sort=False):
-        n_refused, n_ran = (
-            int((rows["refused"].astype(str) == "True").sum()),
-            int((rows["side_effect"].astype(str) == "True").sum()),
-        )
-        control = bool((rows["expected_refused"].astype(str) == "False").all())
+        n_refused, n_ran = (int(rows[name].map(_is_true).sum()) for name in ("refused", "side_effect"))
+        control = not rows["expected_refused"].map(_is_true).any()
         text = f"`{reader}` refused {n_refused} of {len(rows)} malicious pickles, and {n_ran} wrote their file"
         holds = n_ran == len(rows) if control else n_refused == len(rows) and n_ran == 0
         yield Finding(f"{text} (the control)" if control else text, holds)
@@ -238,10 +238,15 @@ def liars_are_refused(tables: Tables) -> Iterator[Finding]:
     """Shards whose header lies, by our reader and by safetensors'."""
     lines = tables.refusals
     for reader, rows in lines[lines["kind"] == "header"].groupby("reader", sort=False):
-        taken = list(rows.loc[rows["refused"].astype(str) != "True", "what"])
+        taken = list(rows.loc[~rows["refused"].map(_is_true), "what"])
         told = f"; it took: {'; '.join(taken)}" if taken else ""
         n_refused = len(rows) - len(taken)
         yield Finding(f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}", not taken)
+
+
+def _is_true(value: object) -> bool:
+    """Of a cell of a column that has empty ones, which is no longer one of truth values."""
+    return str(value) == "True"
 
 
 def measured(table: pd.DataFrame) -> pd.DataFrame:
