@@ -14,7 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pandas as pd
+
 from anchorage.forecast import hours_text
+from anchorage.loading.summary import LoadingTable
+from anchorage.loading.uses import headline
 from anchorage.rst import bullets, image, plain, section, table
 from anchorage.store.identity import check_key
 from anchorage.store.manifest import Manifest, read_manifest
@@ -27,7 +31,8 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class _Results:
-    """What the page tells of. ``sweep`` and ``controls`` are empty where the run has no probes."""
+    """What the page tells of. ``sweep`` and ``controls`` are empty where the run has no probes, ``loading`` is None
+    where it has no loading lab."""
 
     model: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -40,6 +45,7 @@ class _Results:
     outliers: Sequence[Row]
     sweep: Sequence[Row]
     controls: Mapping[str, Any]
+    loading: LoadingTable | None
 
 
 def describe_run(run: str, files: Mapping[str, Path]) -> str:
@@ -49,7 +55,7 @@ def describe_run(run: str, files: Mapping[str, Path]) -> str:
         run: name of the run.
         files: ``model``, ``corpus``, ``manifest``, ``verify``, ``anchor``, ``anchor_figure``, ``memory``, ``leak``,
             ``memory_figure``, ``extrapolation`` and ``outliers``; with probes also ``sweep``, ``controls`` and
-            ``sweep_figure``.
+            ``sweep_figure``, with the loading lab ``loading``.
 
     Returns:
         The text of ``overview.rst``.
@@ -82,7 +88,10 @@ def _read_results(files: Mapping[str, Path]) -> _Results:
     for name, lines in tables.items():
         for row in lines:
             check_key(str(files[name]), row["key"], manifest.key)
-    return _Results(**facts, **tables, manifest=manifest)
+    loading = pd.read_csv(files["loading"]) if "loading" in files else None
+    for key in [] if loading is None else loading["key"].unique():
+        check_key(str(files["loading"]), key, manifest.key)
+    return _Results(**facts, **tables, manifest=manifest, loading=None if loading is None else LoadingTable(loading))
 
 
 def _read_table(path: Path) -> list[dict[str, str]]:
@@ -118,6 +127,8 @@ def _findings(results: _Results) -> str:
     if results.controls:
         rows.append(["Probe controls", _verdict(results.controls), _controls(results.controls)])
     rows.append(["Outlier dimensions", _NO_VALUE, _outliers(results.outliers)])
+    if results.loading:
+        rows.append(["Loading", _NO_VALUE, plain(headline(results.loading))])
     kinds = ", ".join(f"{len(verify[kind]):,} {kind}" for kind in ("missing", "corrupt", "orphans"))
     looked = f"{verify['n_files']:,} files of {verify['n_bytes']:,} bytes, depth {plain(verify['depth'])}: {kinds}."
     rows.append(["Integrity", _verdict(verify), looked])

@@ -16,9 +16,19 @@ import torch
 
 from anchorage import memory, outliers, padding
 from anchorage.costs import comparison
+from anchorage.loading import accident, devicecopy, measuring, pressure, refusals, workers
+from anchorage.loading.methods import METHODS
 from anchorage.probe import fullbatch, sweep
 from anchorage.probe.labels import Labels, known_tasks
-from anchorage.settings import CaptureSettings, CorpusSettings, ModelSettings, ProbeSettings, Settings, TierSettings
+from anchorage.settings import (
+    CaptureSettings,
+    CorpusSettings,
+    LoadingSettings,
+    ModelSettings,
+    ProbeSettings,
+    Settings,
+    TierSettings,
+)
 from anchorage.store.format import TierShape
 from anchorage.store.names import MANIFEST_FORMAT, SHARD_FORMAT
 from anchorage.tensorfile import encode_header
@@ -44,7 +54,8 @@ def test_the_worked_example_of_the_format():
 
 def test_every_key_is_explained():
     text = (ROOT / "config/README.md").read_text()
-    for section in (Settings, ModelSettings, CorpusSettings, CaptureSettings, TierSettings, ProbeSettings):
+    sections = (ModelSettings, CorpusSettings, CaptureSettings, TierSettings, ProbeSettings, LoadingSettings)
+    for section in (Settings, *sections):
         for key in section.model_fields:
             assert (
                 f"`{key}`" in text
@@ -59,8 +70,15 @@ def test_every_column_is_explained():
     text = (ROOT / "docs/results.md").read_text()
     tables = [memory.COLUMNS, memory.BATCH_COLUMNS, sweep.COLUMNS, outliers.COLUMNS, outliers.DIMENSION_COLUMNS]
     tables += [padding.COLUMNS, padding.NORM_COLUMNS, comparison.COLUMNS]
+    tables += [module.COLUMNS for module in (measuring, workers, pressure, devicecopy, accident, refusals)]
     for column in itertools.chain(*tables):
         assert f"`{column}`" in text, column
+
+
+def test_every_method_of_loading_is_explained():
+    text = (ROOT / "config/README.md").read_text()
+    for method in METHODS:
+        assert f"`{method}`" in text, method
 
 
 def test_the_probes_are_described_as_they_are():

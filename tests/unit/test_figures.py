@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from anchorage.figures.loading import plot_loading
 from anchorage.figures.memory import plot_memory
 from anchorage.figures.outliers import plot_outliers
 from anchorage.figures.sweep import plot_sweep
 from anchorage.outliers import OUTLIER_FACTOR
 from anchorage.sites import stable_names
+from loading_tables import ALL, DEFAULT, loading_table, not_run
 
 DEFAULT_SITES = ["embed", "attn.0", "mlp.0", *(f"block.{i}" for i in range(30))]
 HARD_SITES = [["block.8"], DEFAULT_SITES, stable_names(43)]
@@ -184,3 +186,27 @@ def test_memory_without_batches_shows_the_shards(tmp_path):
     assert {"resident", "resumed"} <= set(shown)
     assert "anonymous (no file behind it)" not in shown
     draw(tmp_path / "nothing", plot_memory, batches[:0], shards[:0], memory_verdict(leak=None))
+
+
+@pytest.mark.parametrize("methods", [DEFAULT, ALL], ids=len)
+def test_loading_has_a_panel_a_subject_and_a_line_a_method(tmp_path, methods):
+    texts = draw(tmp_path, plot_loading, loading_table(methods))
+    assert [text for text in texts if text in set(methods)] == [
+        name for _ in range(3) for name in sorted(methods, key=ALL.index)
+    ]
+    assert {"weights: 512 MiB wanted of a file of 512 MiB", "shard: 12.0 MiB wanted of a file of 192 MiB"} <= set(texts)
+    assert {f"{state}: median, lowest to highest" for state in ("cold", "warm")} <= set(texts)
+    assert "anonymous (private) while held" in texts
+    assert not any("not run" in text for text in texts)
+
+
+def test_loading_names_what_was_not_run(tmp_path):
+    table = not_run(loading_table(ALL), "not installed", method="fastsafetensors")
+    table = not_run(table, "tmpfs", subject="big", state="cold")
+    texts = draw(tmp_path / "some", plot_loading, table)
+    assert texts.count("fastsafetensors") == 3
+    assert texts.count("warm: not run") == 3
+    assert texts.count("cold: not run") == 2 + len(ALL)
+    nothing = pd.concat([not_run(loading_table(["ours"]), "why", subject=name) for name in ("weights", "big", "shard")])
+    texts = draw(tmp_path / "none", plot_loading, nothing[nothing["status"] == "not run"])
+    assert {"weights: not run", "big: not run", "shard: not run"} <= set(texts)

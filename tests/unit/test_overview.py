@@ -18,6 +18,7 @@ from anchorage.errors import AnchorageError
 from anchorage.overview import describe_run
 from anchorage.rst import plain
 from anchorage.store.manifest import FileRecord, ShardRecord, read_manifest, write_manifest
+from loading_tables import loading_table
 
 HOSTILE = "- *a* `b`_ |c| {{ 1 + 1 }} {% d %} {# e #} <script>f</script> \\g h_ :i:`j` https://k.org .. l:: *"
 ENVIRONMENTS = [
@@ -168,6 +169,22 @@ def test_an_unescaped_value_would_be_found(value):
     assert value in show(plain(value).replace("{", "{{ '{' }}")).text
     with pytest.raises((AssertionError, jinja2.TemplateError)):
         assert value in show(value).text
+
+
+def test_the_loading_lab_has_a_line(files, tmp_path):
+    assert "Loading" not in show(describe_run("run", files)).text
+    key = read_manifest(files["manifest"]).key
+    loading_table(key=key).to_csv(tmp_path / "loading.csv", index=False)
+    page = show(describe_run("run", files | {"loading": tmp_path / "loading.csv"}))
+    assert (
+        "torch.load of the weights takes 1.01 (1.00 to 1.02) s cold and 0.505 (0.500 to 0.510) s warm, 2.00 times as "
+        "long; one site of a shard, cold: 16.0 times as fast as torch.load of all; one site of a shard, warm: 16.0"
+    ) in page.text
+    loading_table(["one-tensor"], key=key).to_csv(tmp_path / "loading.csv", index=False)
+    assert "See loading.md." in show(describe_run("run", files | {"loading": tmp_path / "loading.csv"})).text
+    loading_table().to_csv(tmp_path / "loading.csv", index=False)
+    with pytest.raises(AnchorageError, match=r"loading.csv belongs to capture key k"):
+        describe_run("run", files | {"loading": tmp_path / "loading.csv"})
 
 
 def test_without_probes_the_page_tells_of_none(files):

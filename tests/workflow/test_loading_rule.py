@@ -1,14 +1,14 @@
 """The loading lab through the real workflow.
 
 Goal: the target's results are all there, every cold line is proved cold and every warm one warm, the big files are gone
-afterwards, a second run does nothing, and no measurement begins while another job runs. Method: the tiny run, with two
-repeats of two methods. Oracle: the tables' own columns, other tools' view of the files, and the times at which
-Snakemake saw jobs start and end. Control: without threads and slots measurements do overlap.
+afterwards, a second run does nothing. Method: the tiny run, with a repeat of two methods. Oracle: the tables' columns
+against the sizes of files, and the folder as it was left. (That measurements run alone: test_loading_alone.py.)
 """
 
 from __future__ import annotations
 
 import json
+from mmap import PAGESIZE
 
 import pandas as pd
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from anchorage.loading.measuring import COLUMNS
 from workflows import ROOT
 
-LAB = {"big_mib": 8, "repeats": 1, "methods": ["torch.load", "load_file", "ours"], "drop_caches": False}
+LAB = {"big_mib": 8, "repeats": 1, "methods": ["torch.load", "ours"], "drop_caches": False}
 TABLES = ("loading", "workers", "pressure", "device_copy", "accident", "refusals")
 
 
@@ -45,8 +45,7 @@ def test_every_result_is_there_with_its_columns_and_key(measured):
     assert (measured.results / "loading.svg").read_text().startswith("<?xml")
     assert (measured.results / "loading.png").read_bytes().startswith(b"\x89PNG")
     advice = (measured.results / "loading.md").read_text()
-    for said in ("Cold, ", "guest-cold" if cold_kinds(measured) == {"guest-cold"} else "", "## shard", "not run"):
-        assert said in advice
+    assert ("Cold means guest-cold" in advice) is (cold_kinds(measured) == {"guest-cold"})
     assert "Cold: no page of any file in the page cache before: met" in advice
     assert "Warm: nothing read from the disk: met" in advice
 
@@ -62,7 +61,7 @@ def test_cold_is_cold_and_warm_is_warm(measured):
     cold, warm = (lines[lines["state"] == state] for state in ("cold", "warm"))
     assert (cold["resident_before"] == 0).all()
     whole = cold[(cold["method"] == "torch.load") | (cold["subject"] != "shard")]
-    assert (abs(whole["bytes_from_disk"] / whole["file_bytes"] - 1) <= 0.02).all()
+    assert (abs(whole["bytes_from_disk"] - whole["file_bytes"]) <= 0.02 * whole["file_bytes"] + PAGESIZE).all()
     assert (warm["resident_before"] == 1).all()
     assert (warm["bytes_from_disk"] == 0).all()
     one = cold[(cold["method"] == "ours") & (cold["subject"] == "shard")]
@@ -78,9 +77,9 @@ def test_the_big_files_are_gone_and_a_second_run_does_nothing(measured, tmp_path
 
 def test_more_repeats_measure_anew_and_capture_nothing(measured, tmp_path):
     workflow = measured.copy(tmp_path)
-    workflow.config["loading"] = LAB | {"repeats": 2, "methods": ["load_file"]}
+    workflow.config["loading"] = LAB | {"repeats": 2, "methods": ["torch.load"]}
     before, captured = workflow.manifest(), workflow.log("capture_part_0")
-    wanted = "results/tiny/loading/big/load_file.csv"
+    wanted = "results/tiny/loading/big/torch.load.csv"
     workflow.run("--", wanted)
     lines = pd.read_csv(workflow.root / wanted)
     assert list(lines.loc[lines["state"] == "cold", "repeat"]) == [0, 1]

@@ -215,7 +215,7 @@ rule plot_loading:
     conda:
         ENVIRONMENT
     params:
-        code=code_digest("figures.loading", "figures.style"),
+        code=code_digest("figures.loading", "figures.style", "loading.summary"),
     script:
         "../scripts/plot_loading.py"
 
@@ -244,6 +244,8 @@ rule advise_loading:
         ENVIRONMENT
     params:
         decides=DECIDES,
-        code=code_digest("loading.advice"),
+        code=code_digest(
+            "loading.advice", "loading.claims", "loading.summary", "loading.uses"
+        ),
     script:
         "../scripts/advise_loading.py"

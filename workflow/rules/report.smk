@@ -16,6 +16,7 @@ PROBE_FINDINGS = {
 rule describe_run:
     input:
         **(PROBE_FINDINGS if settings.probe else {}),
+        **({"loading": f"{RESULTS}/loading.csv"} if settings.loading else {}),
         model=MODEL_FACTS,
         corpus=CORPUS_FACTS,
         manifest=f"{CACHE}/{MANIFEST}",
@@ -35,6 +36,8 @@ rule describe_run:
         ENVIRONMENT
     params:
         decides=DECIDES,
-        code=code_digest("overview", "rst", "forecast"),
+        code=code_digest(
+            "overview", "rst", "forecast", "loading.summary", "loading.uses"
+        ),
     script:
         "../scripts/describe_run.py"

@@ -197,7 +197,8 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
     for line in tables.pressure[tables.pressure["status"] != "not run"].itertuples():
         tight = line.limit_mib - line.base_mib < line.file_bytes / MIB
         if line.status == "killed":
-            found, holds = "was killed: it could give nothing back", bool(tight and line.method in COPYING)
+            # With room for the tensors a kill says nothing of them: the process took more than was reckoned.
+            found, holds = "was killed: the limit left it no memory", line.method in COPYING if tight else None
         else:
             again = line.second_bytes_from_disk
             found = f"read {mib(line.first_bytes_from_disk)}, and {mib(again)} again for the second pass"
@@ -205,14 +206,17 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
             found, in_swap = found + swapped, line.swap_mib > 0
             holds = (again > 0 if line.method in MAPPING else in_swap) if tight else again == 0
         limit = "no limit" if pd.isna(line.limit_mib) else f"limit {line.limit_of}"
-        yield Finding(f"{line.subject}, {limit}: `{line.method}` {found}", bool(holds))
+        yield Finding(f"{line.subject}, {limit}: `{line.method}` {found}", None if holds is None else bool(holds))
 
 
 def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
-    """Steps that a benchmark would call cold. One whose bytes were dropped is the control: it is cold."""
-    for line in tables.accident[tables.accident["claimed"] == "cold"].itertuples():
+    """What a benchmark that dropped nothing would call cold. A step whose pages were dropped is the control."""
+    for line in measured(tables.accident).itertuples():
         resident, read = number(100 * line.resident_before), mib(line.bytes_from_disk)
-        text = f"{line.what}: {resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
+        text = (
+            f"{line.what.rstrip('.')}: {number(line.total_s)} s, {number(line.of_cold_time)} of the cold time; "
+            f"{resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
+        )
         if line.verdict.startswith("cold"):
             yield Finding(f"{text} (the control)", line.resident_before == 0 and line.bytes_from_disk > 0)
         else:
@@ -222,26 +226,30 @@ def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
 def pickles_are_refused(tables: Tables) -> Iterator[Finding]:
     """Malicious pickles by each way of torch.load; the one that is told to trust them is the control."""
     lines = tables.refusals
-    pickles = lines[(lines["kind"] == "pickle") & lines["reader"].str.startswith("torch.load")]
+    pickles = lines[(lines["kind"] == "pickle") & lines["reader"].astype(str).str.startswith("torch.load")]
     for reader, rows in pickles.groupby("reader", sort=False):
-        n_refused, n_ran = (
-            int((rows["refused"].astype(str) == "True").sum()),
-            int((rows["side_effect"].astype(str) == "True").sum()),
-        )
-        control = bool((rows["expected_refused"].astype(str) == "False").all())
+        n_refused, n_ran = (int(rows[name].map(_is_true).sum()) for name in ("refused", "side_effect"))
+        control = not rows["expected_refused"].map(_is_true).any()
         text = f"`{reader}` refused {n_refused} of {len(rows)} malicious pickles, and {n_ran} wrote their file"
         holds = n_ran == len(rows) if control else n_refused == len(rows) and n_ran == 0
         yield Finding(f"{text} (the control)" if control else text, holds)
 
 
 def liars_are_refused(tables: Tables) -> Iterator[Finding]:
-    """Shards whose header lies, by our reader and by safetensors'."""
+    """Shards whose header lies, by our reader, which must refuse all, and by safetensors', which cannot know all lies."""
     lines = tables.refusals
     for reader, rows in lines[lines["kind"] == "header"].groupby("reader", sort=False):
-        taken = list(rows.loc[rows["refused"].astype(str) != "True", "what"])
+        taken = list(rows.loc[~rows["refused"].map(_is_true), "what"])
         told = f"; it took: {'; '.join(taken)}" if taken else ""
         n_refused = len(rows) - len(taken)
-        yield Finding(f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}", not taken)
+        demanded = rows["expected_refused"].map(_is_true).any()
+        holds = not taken if demanded or not taken else None
+        yield Finding(f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}", holds)
+
+
+def _is_true(value: object) -> bool:
+    """Of a cell of a column that has empty ones, which is no longer one of truth values."""
+    return str(value) == "True"
 
 
 def measured(table: pd.DataFrame) -> pd.DataFrame:

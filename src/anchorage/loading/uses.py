@@ -23,6 +23,27 @@ def describe_uses(tables: Tables) -> Iterator[str]:
     yield f"**To a GPU**: {_best_device(tables.device_copy)}"
 
 
+def headline(table: LoadingTable) -> str:
+    """The lab in a line: what a cold file costs, and what reading one site alone saves; both against torch.load."""
+    found = {
+        (subject, method, state): table.spread(subject, method, state)
+        for subject, method in (("weights", "torch.load"), ("shard", "torch.load"), ("shard", "ours"))
+        for state in ("cold", "warm")
+    }
+    said = []
+    cold, warm = (found["weights", "torch.load", state] for state in ("cold", "warm"))
+    if cold and warm:
+        ratio = times(cold.middle, warm.middle)
+        said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio} as long")
+    for state in ("cold", "warm"):
+        ours, other = (found["shard", method, state] for method in ("ours", "torch.load"))
+        if ours and other:
+            said.append(
+                f"one site of a shard, {state}: {times(other.middle, ours.middle)} as fast as torch.load of all"
+            )
+    return f"{'; '.join(said)}. Which method for which use: loading.md." if said else "See loading.md."
+
+
 def _part_uses(table: LoadingTable) -> Iterator[str]:
     for subject in table.subjects:
         parts = table.in_part(subject)
@@ -99,7 +120,7 @@ def _under_pressure(pressure: pd.DataFrame) -> str:
             "for a second pass"
         )
     if killed:
-        parts.append(f"{_names(killed)} was killed")
+        parts.append(f"killed: {_names(killed)}")
     return f"{'; '.join(parts)}." if parts else "no limit was tight enough to show a difference."
 
 
