@@ -145,7 +145,8 @@ def _rows(record: ShardRecord) -> range:
 
 def _check_shard(path: Path, shard: int) -> None:
     """Open a shard file as readers do, check every row, and compare it with what was put in."""
-    from anchorage.store.format import TOKENS, ShardFile, check_rows
+    from anchorage.store.format import TOKENS
+    from anchorage.store.shardfile import ShardFile, check_rows
 
     rows = _layout(_MAX_SHARDS, 1).shard_rows_range(shard)
     file = ShardFile(path, {"key": _KEY, "tier": _TIER, "shard": shard, "tokens_digest": _tokens_digest(rows)})
