@@ -29,6 +29,7 @@ include: "workflow/rules/trust.smk"
 include: "workflow/rules/probe.smk"
 include: "workflow/rules/measurements.smk"
 include: "workflow/rules/loading.smk"
+include: "workflow/rules/durability.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -46,6 +47,8 @@ localrules:
     costs,
     padding,
     measurements,
+    durability,
+    everything,
 
 
 rule all:
@@ -140,6 +143,18 @@ rule measurements:
     input:
         COSTS_RESULTS,
         PADDING_RESULTS,
+
+
+rule durability:
+    input:
+        DURABILITY_RESULTS,
+
+
+rule everything:
+    input:
+        rules.all.input,
+        rules.measurements.input,
+        DURABILITY_RESULTS,
 
 
 onstart:

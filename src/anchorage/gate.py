@@ -22,6 +22,8 @@ _REMEDIES = {
     "controls": "The design of a matched task lets something but the hidden states tell the answer: its accuracies "
     "mean nothing. Look at the task's cells (src/anchorage/probe/tasks) and at the matching (probe/design.py).",
     "memory": REMEDY,
+    "durability": "A writer of this package, or the lab itself, is not what it must be: look at the tables in "
+    "results/durability and at durability.md, and file an issue with them.",
     "padding": "Masked reductions of padded rows are not those of the rows alone. If this model's hidden states depend "
     "on pads in spite of the mask, use corpus.layout packed for it.",
 }

@@ -5,13 +5,16 @@ Only scripts and this module see Snakemake's objects; the rest of the library ta
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
 import os
+import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -61,6 +64,18 @@ def start_job(snakemake: Any) -> Job:
     """Begin a script: die with the driver, open the log, check the configuration."""
     die_with_driver()
     return Job(snakemake)
+
+
+@contextlib.contextmanager
+def work_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside a result, on the same filesystem; gone afterwards, and swept first if a kill left it."""
+    folder = path.with_name(f"{path.name}.work")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def rule_threads(threads: Literal["auto"] | int, cores: int) -> int:

@@ -142,6 +142,10 @@ class LoadingSettings(_Section):
     drop_caches: bool = Field(False, description="As root, drop the whole machine's page cache for cold measurements.")
 
 
+class DurabilitySettings(_Section):
+    profile: Literal["full", "small"] = Field("full", description="How much the durability lab tries; small: a sample.")
+
+
 class Settings(_Section):
     """The whole configuration of one run."""
 
@@ -157,6 +161,7 @@ class Settings(_Section):
     probe: ProbeSettings | None = Field(None, description="Probes on the cache; null makes none.")
 
     loading: LoadingSettings | None = Field(None, description="The loading lab; null measures nothing.")
+    durability: DurabilitySettings = DurabilitySettings()
 
     @field_validator("capture")
     @classmethod

@@ -68,7 +68,8 @@ LAYERS = [
     ["durability.disk", "durability.fsynccost", "durability.attempt", "durability.faults"],
     ["durability.operations", "durability.legal", "durability.flash"],
     ["durability.fuseserver", "durability.mounts", "durability.logdisk", "durability.replay", "durability.schedules"],
-    ["durability.recording", "durability.powercut", "durability.profiles", "durability.workflowcut"],
+    ["durability.recording", "durability.powercut", "durability.profiles"],
+    ["durability.workflowcut", "durability.smallrun"],
     ["durability.verdict", "durability.findings"],
     [
         "figures.style",

@@ -7,6 +7,7 @@ from snakemake.logging import logger
 from anchorage.costs.comparison import ROUNDS
 from anchorage.digest import code_digest
 from anchorage.driver import name_driver
+from anchorage.durability.mounts import FILESYSTEMS
 from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
@@ -189,4 +190,43 @@ LOADING_RESULTS = [
     )
     if settings.loading
 ] + LOADING_TABLES
+# It judges code and a disk, not a run.
+LAB = "results/durability"
+JUDGED_CODE = code_digest(
+    "checkpoint",
+    "durability.ourrecipes",
+    "durability.recipes",
+    "durability.profiles",
+    "durable",
+    "store.format",
+    "store.manifest",
+    "store.staging",
+)
+LAB_TABLES = [
+    "power_cuts",
+    "kill_points",
+    "legal_states",
+    "workflow_cuts",
+    "faults",
+    "syscalls",
+    "fsync_cost",
+    "flash",
+]
+CUT_TABLES = [f"{LAB}/power_cuts/{name}.csv" for name in FILESYSTEMS]
+DURABILITY_RESULTS = [
+    *(f"{LAB}/{name}.csv" for name in LAB_TABLES),
+    *(
+        f"{LAB}/{name}"
+        for name in (
+            "fsync_cost.json",
+            "flash.svg",
+            "flash.png",
+            "durability.json",
+            "gates/durability.ok",
+            "durability.md",
+            "durability.svg",
+            "durability.png",
+        )
+    ),
+]
 OVERVIEW_RESULTS = [f"{RESULTS}/overview.rst"]

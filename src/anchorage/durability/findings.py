@@ -7,11 +7,16 @@ from typing import Any
 
 import pandas as pd
 
+from anchorage.durability.powercut import FAILING, LYING
 from anchorage.durability.verdict import BAD, Tables, measured, n_bad, n_judged
 
 KEPT, WIPED, NOT_RUN = "kept", "wiped", "not run"
 _KILL, _CUT = "kill -9", "power cut"
-_LYING = "lying drive"
+_WHAT = {
+    "power_cuts": "power cuts (of a drive that logs, each image mounted)",
+    "kill_points": "kills",
+    "legal_states": "states that POSIX allows",
+}
 _STEPS = """1. Write to a temporary name in the same folder.
 2. Flush the process's own buffer, then fsync the file. If the fsync fails, raise: never rename, never retry it.
 3. Replace the final name by it (`os.replace`), in one step.
@@ -25,7 +30,7 @@ def layers(tables: Tables) -> pd.DataFrame:
         A line a place, columns ``kill -9`` and ``power cut``; cells ``kept``, ``wiped``, ``not run``.
     """
     kills, cuts = measured(tables["kill_points"]), measured(tables["power_cuts"])
-    honest, lying = cuts[cuts["drive"] != _LYING], cuts[cuts["drive"] == _LYING]
+    honest, lying = _honest(cuts), cuts[cuts["schedule"] == LYING]
     in_place, renamed, full = "naive", "rename only", "full"
     places = {
         # What a save in place had not yet handed to the kernel is missing after the kill.
@@ -37,6 +42,11 @@ def layers(tables: Tables) -> pd.DataFrame:
         "flash": (_state(kills, full), _state(honest, full)),
     }
     return pd.DataFrame.from_dict(places, orient="index", columns=[_KILL, _CUT])
+
+
+def _honest(cuts: pd.DataFrame) -> pd.DataFrame:
+    """Cuts on a drive that does what it says."""
+    return cuts[~cuts["schedule"].isin([LYING, FAILING])]
 
 
 def _state(rows: pd.DataFrame, recipe: str) -> str:
@@ -52,17 +62,15 @@ def survival(tables: Tables) -> pd.DataFrame:
     Returns:
         A line a recipe, the textbook's first; None where nothing was run.
     """
-    cuts = tables["power_cuts"]
-    cuts = cuts[cuts["drive"] != _LYING]
+    cuts = _honest(tables["power_cuts"])
     columns: dict[str, pd.DataFrame] = {_KILL: tables["kill_points"]}
     for filesystem in dict.fromkeys(cuts["filesystem"]):
         for case in dict.fromkeys(cuts["case"]):
             name = f"{filesystem}\n{case}"
             columns[name] = cuts[(cuts["filesystem"] == filesystem) & (cuts["case"] == case)]
     columns["legal states\n(model)"] = tables["legal_states"]
-    everything = pd.concat([table[["recipe", "ours"]] for table in columns.values()])
-    recipes = [*dict.fromkeys(everything[~everything["ours"]]["recipe"])]
-    recipes += [*dict.fromkeys(everything[everything["ours"]]["recipe"])]
+    everything = pd.concat([table[["recipe", "ours"]] for table in columns.values()]).drop_duplicates()
+    recipes = everything.sort_values("ours", kind="stable")["recipe"]
     return pd.DataFrame(
         {name: [_points(table, recipe) for recipe in recipes] for name, table in columns.items()}, index=recipes
     )
@@ -104,28 +112,26 @@ def describe_durability(tables: Tables, verdict: Mapping[str, Any]) -> str:
 
 
 def _answer(tables: Tables, verdict: Mapping[str, Any]) -> str:
-    judged = verdict["judged"]
-    ours = ", ".join(f"{counts['ours']:,} {_what(name)}" for name, counts in judged.items())
-    lines = [f"Of this package's own writers (shards, journal, publication, manifest, checkpoints): {ours} judged."]
+    judged = ", ".join(f"{counts['ours']:,} {_WHAT[name]}" for name, counts in verdict["judged"].items())
+    lines = [f"Judged of this package's own writers (shards, journal, publication, manifest, checkpoints): {judged}."]
+    for row in measured(tables["workflow_cuts"]).itertuples():
+        if row.drive == "honest":
+            lines.append(
+                f"Of a whole run {row.points:,} power cuts ({row.mounted:,} images mounted); after {row.reruns} of them "
+                "the plain command was run to its end, and "
+                f"{row.reruns_identical} times gave the uninterrupted run's bytes."
+            )
     if verdict["ok"]:
         lines.append(
             "At none of them was anything torn, or lost after it was acknowledged. That is no proof: it is what was "
-            "tested. Every unsafe recipe, judged in the same way, was found bad where it must be."
+            "tried. Every unsafe recipe, judged in the same way, was found bad where it must be."
         )
     else:
-        lines += ["**The lab found faults:**", *(f"\n- {fault}" for fault in verdict["faults"])]
-    capped = measured(tables["power_cuts"])
-    if n_capped := int(capped["capped"].astype(bool).sum()):
-        lines.append(f"In {n_capped} of {len(capped)} rows of power_cuts.csv the number of images was capped.")
+        lines.append("**The lab found faults:**\n\n" + "\n".join(f"- {fault}" for fault in verdict["faults"]))
+    cuts = measured(tables["power_cuts"])
+    if n_capped := int(cuts["capped"].eq(True).sum()):
+        lines.append(f"In {n_capped} of the {len(cuts)} lines of power_cuts.csv a sample of the moments was tried.")
     return " ".join(lines)
-
-
-def _what(table: str) -> str:
-    return {
-        "power_cuts": "power cuts (of a logging disk, each image mounted)",
-        "kill_points": "kills",
-        "legal_states": "states that POSIX allows",
-    }[table]
 
 
 def _survival_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -139,11 +145,12 @@ def _faults(rows: pd.DataFrame) -> str:
     lines = []
     for ours, whose in ((True, "This package's writers"), (False, "The textbook's recipes")):
         some = rows[rows["ours"] == ours]
-        silent, bad = int(some["acknowledged"].sum()), int(some["verdict"].isin(BAD).sum())
-        renamed = int(some["renamed_after_failed_fsync"].sum())
+        bad, unconfirmed = int(some["outcome"].isin(BAD).sum()), int((some["outcome"] == "unconfirmed").sum())
+        renamed = int(some["renamed_after_failed_fsync"].eq(True).sum())
         lines.append(
-            f"- {whose}: {len(some)} saves with a fault; {silent} acknowledged in spite of it, {bad} left something "
-            f"torn or lost, {renamed} renamed after a failed fsync, a retry worked after {int(some['retry_ok'].sum())}."
+            f"- {whose}: {len(some)} saves with a fault; {int(some['acknowledged'].sum())} returned as if all were "
+            f"well, {bad} left something torn or lost, {unconfirmed} the new version unconfirmed; {renamed} times a file got "
+            f"its name after its fsync had failed; tried again, {int(some['retry_ok'].sum())} succeeded."
         )
     return "\n".join(lines)
 

@@ -1,15 +1,19 @@
-"""What the durability lab's tables add up to: a verdict, and durability.md. Every sentence follows from the tables."""
+"""What the durability lab's tables add up to: the verdict that a gate reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from anchorage.durability.kills import count_kills
+from anchorage.durability.powercut import FAILING, LYING, RETRYING
+
 BAD = ("torn", "gone", "unmountable")
-# In which judged column an unsafe recipe must be found bad, or the lab is blind: of power cuts in any filesystem and
-# schedule, of kills, of the legal states.
+# Recipes that must be found bad somewhere, or the lab is blind there. A remove leaves nothing to find between two
+# system calls only; the model of legal states is of one filesystem, in which no temp file lies elsewhere.
 MUST_FAIL = {
     "power_cuts": (
         "naive", "rename only", "fsync, rename", "fsync before flush", "temp elsewhere, move", "remove, rename"
@@ -20,27 +24,52 @@ MUST_FAIL = {
 Tables = Mapping[str, pd.DataFrame]
 
 
+def read_tables(paths: Mapping[str, Path]) -> dict[str, pd.DataFrame]:
+    """The lab's tables by name, the kills counted by recipe, case, version and way of killing."""
+    tables = {name: pd.read_csv(path, keep_default_na=False, na_values=[""]) for name, path in paths.items()}
+    return tables | {"kill_points": count_kills(tables["kill_points"])}
+
+
+def measured(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines that were run."""
+    return table[table["status"].isin(["measured", "run"])] if "status" in table else table
+
+
+def not_run(table: pd.DataFrame) -> list[str]:
+    """Why lines were not run, each reason once."""
+    return sorted(table.loc[table["status"] == "not run", "reason"].unique()) if "status" in table else []
+
+
+def n_bad(rows: pd.DataFrame) -> pd.Series:
+    """Judged points of each line at which something was lost or torn."""
+    return rows[[column for column in BAD if column in rows]].sum(axis=1).astype(int)
+
+
+def n_judged(rows: pd.DataFrame) -> pd.Series:
+    """Judged points of each line."""
+    return rows[["old", "new"]].sum(axis=1).astype(int) + n_bad(rows)
+
+
 def judge_tables(tables: Tables, *, key: str) -> dict[str, Any]:
-    """The verdict that the gate reads.
+    """The verdict.
 
     Args:
-        tables: power_cuts, kill_points, legal_states, faults, syscalls, by name.
+        tables: see :func:`read_tables`.
         key: digest of the code that was judged.
 
     Returns:
         ``ok``; ``faults``, a sentence each: a writer of this package found bad anywhere, a control found good where it
-        must not be; ``judged``: points judged of our own writers and of the others, by table; ``not_run``: reasons.
+        must not be; ``judged``: points of our own writers and of the others, by table; ``not_run``: reasons by table.
     """
-    faults = [fault for name in MUST_FAIL for fault in _count_faults(name, tables[name])]
-    faults += _fault_faults(measured(tables["faults"])) + _order_faults(measured(tables["syscalls"]))
-    judged = {
-        name: {
-            whose: int(n_judged(rows[rows["ours"] == ours]).sum())
-            for whose, ours in (("ours", True), ("others", False))
-        }
-        for name in MUST_FAIL
-        if len(rows := measured(tables[name]))
-    }
+    faults = [fault for name in MUST_FAIL for fault in _count_faults(name, measured(tables[name]))]
+    faults += _drive_faults(measured(tables["power_cuts"])) + _workflow_faults(measured(tables["workflow_cuts"]))
+    faults += _kill_faults(measured(tables["kill_points"])) + _error_faults(measured(tables["faults"]))
+    faults += _order_faults(measured(tables["syscalls"]))
+    judged = {}
+    for name in MUST_FAIL:
+        rows = measured(tables[name])
+        ours = rows["ours"].astype(bool)
+        judged[name] = {"ours": int(n_judged(rows[ours]).sum()), "others": int(n_judged(rows[~ours]).sum())}
     return {
         "key": key,
         "ok": not faults,
@@ -50,60 +79,65 @@ def judge_tables(tables: Tables, *, key: str) -> dict[str, Any]:
     }
 
 
-def measured(table: pd.DataFrame) -> pd.DataFrame:
-    """The lines that were run."""
-    return table[table["status"] == "measured"] if "status" in table else table
-
-
-def not_run(table: pd.DataFrame) -> list[str]:
-    """Why lines were not run, each reason once."""
-    return list(table.loc[table["status"] != "measured", "reason"].unique()) if "status" in table else []
-
-
-def n_bad(rows: pd.DataFrame) -> pd.Series:
-    """Judged points of each line at which something was lost or torn."""
-    return rows[[column for column in BAD if column in rows]].sum(axis=1)
-
-
-def n_judged(rows: pd.DataFrame) -> pd.Series:
-    """Judged points of each line."""
-    return rows[["old", "new"]].sum(axis=1) + n_bad(rows)
-
-
-def _count_faults(name: str, table: pd.DataFrame) -> list[str]:
-    rows = measured(table)
+def _count_faults(name: str, rows: pd.DataFrame) -> list[str]:
     bad = n_bad(rows)
     faults = [
         f"{name}: {row.recipe}, {row.case}{_where(row)}: {count} of {judged} points bad"
         for row, count, judged in zip(rows.itertuples(), bad, n_judged(rows), strict=True)
-        if row.ours and not _is_shown(row) and count
+        if row.ours and count
     ]
-    for recipe in MUST_FAIL[name] if len(rows) else ():
-        if not bad[rows["recipe"] == recipe].sum():
-            faults.append(f"{name}: the control {recipe} was found good everywhere: the lab is blind there")
+    ran = set(rows["recipe"])
+    for recipe in MUST_FAIL[name]:
+        if recipe in ran and not bad[rows["recipe"] == recipe].sum():
+            faults.append(f"{name}: the control {recipe!r} was found good everywhere: the lab is blind there")
     return faults
 
 
-def _is_shown(row: Any) -> bool:
-    """Whether a line shows what no writer survives: a drive that lies, an fsync error that is ignored."""
-    return getattr(row, "shown", False) is True
-
-
 def _where(row: Any) -> str:
-    parts = [str(getattr(row, name)) for name in ("filesystem", "options", "schedule", "how") if hasattr(row, name)]
-    return "".join(f", {part}" for part in parts if part and part != "nan")
+    parts = [getattr(row, name, None) for name in ("filesystem", "options", "schedule", "how", "moment")]
+    return "".join(f", {part}" for part in parts if isinstance(part, str))
 
 
-def _fault_faults(rows: pd.DataFrame) -> list[str]:
-    ours = rows[rows["ours"]]
+def _drive_faults(rows: pd.DataFrame) -> list[str]:
+    """A drive that breaks its promise must be seen to: so the lab sees what flushes and retries do."""
+    shown = {LYING: {"full"}, FAILING: {recipe.name for recipe in RETRYING.values()}}
     return [
-        f"faults: {row.recipe}, {row.case}, {row.fault}: {what}"
-        for row in ours.itertuples()
+        f"power_cuts: with a {schedule} nothing was lost: the lab is blind there"
+        for schedule, recipes in shown.items()
+        if len(some := rows[(rows["schedule"] == schedule) & rows["recipe"].isin(recipes)]) and not n_bad(some).sum()
+    ]
+
+
+def _workflow_faults(rows: pd.DataFrame) -> list[str]:
+    faults = []
+    for row, bad in zip(rows.itertuples(), n_bad(rows), strict=True):
+        if row.drive == "honest" and bad:
+            faults.append(f"workflow_cuts: a whole run: {bad} of {row.points} cuts bad")
+        if row.reruns_identical != row.reruns:
+            faults.append(f"workflow_cuts: {row.reruns - row.reruns_identical} of {row.reruns} runs resumed differ")
+        if row.drive != "honest" and not bad:
+            faults.append("workflow_cuts: a drive that lies lost nothing: the lab is blind there")
+    return faults
+
+
+def _kill_faults(rows: pd.DataFrame) -> list[str]:
+    return [
+        f"kill_points: {row.recipe}, {row.case}, {row.how}: saving again failed after {row.n_resave_failed} kills"
+        for row in rows.itertuples()
+        if row.ours and row.n_resave_failed
+    ]
+
+
+def _error_faults(rows: pd.DataFrame) -> list[str]:
+    return [
+        f"faults: {row.recipe}, {row.case}, {row.error} at {row.call} {row.place}: {what}"
+        for row in rows.itertuples()
+        if row.ours
         for what, is_bad in (
-            ("acknowledged in spite of it", row.acknowledged),
-            (f"the reader then found it {row.verdict}", row.verdict in BAD),
-            ("renamed after a failed fsync", row.renamed_after_failed_fsync),
-            ("a retry failed", not row.retry_ok),
+            ("acknowledged in spite of it", row.acknowledged and row.outcome != "new"),
+            (f"the reader then found it {row.outcome}", row.outcome in BAD),
+            ("a file got its name after its fsync had failed", row.renamed_after_failed_fsync is True),
+            ("the save, tried again, failed", not row.retry_ok),
         )
         if is_bad
     ]
@@ -111,16 +145,7 @@ def _fault_faults(rows: pd.DataFrame) -> list[str]:
 
 def _order_faults(rows: pd.DataFrame) -> list[str]:
     return [
-        f"syscalls: {row.recipe}, {row.case}: {row.broken}"
-        for row in rows[rows["ours"]].itertuples()
-        if isinstance(row.broken, str) and row.broken
+        f"syscalls: {row.recipe}, {row.case}, version {row.version}: {row.faults}"
+        for row in rows.itertuples()
+        if row.ours and isinstance(row.faults, str)
     ]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def names_of(rows: pd.DataFrame) -> Sequence[str]:
-    """Recipes in the order of the table, each once."""
-    return list(dict.fromkeys(rows["recipe"]))

@@ -156,7 +156,7 @@ class _Lab:
         """Run the workflow on a logging drive, noting when its logs call a shard durable."""
 
         def copy(root: Path) -> None:
-            shutil.copytree(self._source, root / "run")
+            shutil.copytree(self._source, root / "run", symlinks=True)
 
         with mounted_drive(self._filesystem, self._places, copy) as (disk, root, recording):
             recording.start = disk.n_operations
