@@ -71,7 +71,7 @@ def read_tables(files: Mapping[str, Path], key: str) -> Tables:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Of a claim: holds, does not hold, holds in part; not shown: no case says, or a control fails; not run: no case."""
+    """Of a claim: holds, does not hold, holds in part; not shown: no case says, or a control fails; not run."""
     outcomes = {finding.holds for finding in findings if not finding.control}
     if not outcomes:
         return "not run"
