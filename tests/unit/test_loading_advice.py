@@ -152,21 +152,34 @@ def test_side_tables_can_contradict_too():
     private.loc[mapped, "pss_mib"] = 100 + 512 * private.loc[mapped, "n_workers"]
     assert verdicts(advice(workers=private))["workers"] == "holds in part"
     kept = change(side["pressure"], "second_bytes_from_disk", 0)
-    assert verdicts(advice(pressure=kept))["pressure"] == "holds in part"
-    assert "a plain copy: 0.0100 s, 0.250 of the cold time; 100 % in the page cache before, 0 MiB of 8.00" in advice()
+    assert verdicts(advice(pressure=kept))["pressure"] == "holds in part"  # the copy was killed all the same
     killed = side["pressure"].assign(status="killed")
     assert verdicts(advice(pressure=killed))["pressure"] == "holds in part"
-    assert "limit 150% of the file: `torch.load` was killed: the limit left it no memory: not shown." in advice(
+    assert "limit 150% of the file: `torch.load` was killed: the limit left it no memory: the control, not" in advice(
         pressure=killed
     )
-    cold = change(side["accident"], "resident_before", 0)
-    assert verdicts(advice(accident=cold))["accident"] == "holds in part"
+    assert "a plain copy: 0.0100 s, 0.250 of the cold time; 100 % in the page cache before, 0 MiB of 8.00" in advice()
+    steps = side["accident"].assign(resident_before=[0.0, 0.0, 0.0])
+    assert verdicts(advice(accident=steps))["accident"] == "does not hold"
     lies = side["refusals"]
     taken = lies.assign(refused=[False, False, True, False], side_effect=[True, True, False, False])
     found = verdicts(advice(refusals=taken))
     assert (found["pickle"], found["liars"]) == ("does not hold", "holds in part")
     assert "`safe_open` refused 0 of 1 headers that lie; it took: a gap: not shown." in advice(refusals=taken)
     assert verdicts(advice(refusals=lies.assign(refused=False)))["liars"] == "does not hold"
+
+
+def test_a_claim_whose_control_fails_is_not_shown():
+    side = side_tables()
+    never_ran = side["refusals"].assign(side_effect=False)
+    assert verdicts(advice(refusals=never_ran))["pickle"] == "not shown"
+    assert "0 wrote their file: THE CONTROL FAILS." in advice(refusals=never_ran)
+    warm = side["accident"].assign(resident_before=1.0, bytes_from_disk=0)
+    assert verdicts(advice(accident=warm))["accident"] == "not shown"
+    reads_anyway = side["pressure"].assign(second_bytes_from_disk=200 * MIB)
+    assert verdicts(advice(pressure=reads_anyway))["pressure"] == "not shown"
+    controls_only = side["pressure"][side["pressure"]["limit_of"] != "60% of the file"]
+    assert verdicts(advice(pressure=controls_only))["pressure"] == "not run"
 
 
 def test_what_was_not_run_is_said_and_nothing_fails():

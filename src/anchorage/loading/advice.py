@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from anchorage.loading.claims import CLAIMS, COPYING, MAPPING, QUICK_SHARE, Tables, measured, verdict
+from anchorage.loading.claims import CLAIMS, COPYING, MAPPING, QUICK_SHARE, Finding, Tables, measured, verdict
 from anchorage.loading.methods import METHODS
 from anchorage.loading.summary import (
     MIN_REPEATS,
@@ -28,7 +28,6 @@ SITES = 15
 ONE_SITE_BYTES = 1.05  # fetched over wanted
 WHOLE_FILE_BYTES = 0.02  # how far what a cold measurement of a whole file reads may be off the file's size, and a page
 WORKERS, WORKERS_SHARE = 3, 0.5  # so many that map hold less than this of what as many that copy do
-_OUTCOMES = {True: "holds", False: "does not hold", None: "not shown"}
 _NONE = "-"
 
 
@@ -52,9 +51,17 @@ def advise(tables: Tables) -> str:
     for number_, (claim, judge) in enumerate(CLAIMS.items(), 1):
         findings = list(judge(tables))
         lines += [f"{number_}. {claim}: **{verdict(findings)}**."]
-        lines += [f"   - {finding.text}: {_OUTCOMES[finding.holds]}." for finding in findings]
+        lines += [f"   - {finding.text}: {_outcome(finding)}." for finding in findings]
     lines += ["", "## Checks", "", *(f"- {line}" for line in _checks(tables))]
     return "\n".join(lines) + "\n"
+
+
+def _outcome(finding: Finding) -> str:
+    if finding.control:
+        return {True: "the control, as it must be", False: "THE CONTROL FAILS", None: "the control, not shown"}[
+            finding.holds
+        ]
+    return {True: "holds", False: "does not hold", None: "not shown"}[finding.holds]
 
 
 def _measured_how(table: LoadingTable) -> Iterator[str]:

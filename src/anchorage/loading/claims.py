@@ -32,10 +32,12 @@ class Finding:
     Attributes:
         text: the figures.
         holds: whether they bear it out; None where they do not say.
+        control: it is no case of the claim, but must come out if the others are to mean anything.
     """
 
     text: str
     holds: bool | None
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ def read_tables(files: Mapping[str, Path], key: str) -> Tables:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Of a claim: holds, does not hold, holds in part, not shown (no case says), not run (no case)."""
-    outcomes = {finding.holds for finding in findings}
+    """Of a claim: holds, does not hold, holds in part; not shown: no case says, or a control fails; not run."""
+    outcomes = {finding.holds for finding in findings if not finding.control}
     if not outcomes:
         return "not run"
-    if outcomes == {None}:
+    if outcomes == {None} or any(finding.control and finding.holds is False for finding in findings):
         return "not shown"
     if outcomes == {True}:
         return "holds"
@@ -206,7 +208,8 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
             found, in_swap = found + swapped, line.swap_mib > 0
             holds = (again > 0 if line.method in MAPPING else in_swap) if tight else again == 0
         limit = "no limit" if pd.isna(line.limit_mib) else f"limit {line.limit_of}"
-        yield Finding(f"{line.subject}, {limit}: `{line.method}` {found}", None if holds is None else bool(holds))
+        text = f"{line.subject}, {limit}: `{line.method}` {found}"
+        yield Finding(text, None if holds is None else bool(holds), control=not tight)
 
 
 def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
@@ -218,7 +221,7 @@ def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
             f"{resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
         )
         if line.verdict.startswith("cold"):
-            yield Finding(f"{text} (the control)", line.resident_before == 0 and line.bytes_from_disk > 0)
+            yield Finding(text, line.resident_before == 0 and line.bytes_from_disk > 0, control=True)
         else:
             yield Finding(text, line.resident_before == 1 and line.bytes_from_disk == 0)
 
@@ -232,11 +235,11 @@ def pickles_are_refused(tables: Tables) -> Iterator[Finding]:
         control = not rows["expected_refused"].map(_is_true).any()
         text = f"`{reader}` refused {n_refused} of {len(rows)} malicious pickles, and {n_ran} wrote their file"
         holds = n_ran == len(rows) if control else n_refused == len(rows) and n_ran == 0
-        yield Finding(f"{text} (the control)" if control else text, holds)
+        yield Finding(text, holds, control)
 
 
 def liars_are_refused(tables: Tables) -> Iterator[Finding]:
-    """Shards whose header lies, by our reader, which must refuse all, and by safetensors', which cannot know all lies."""
+    """Shards whose header lies, by our reader, which must refuse all, and by safetensors', which knows no metadata."""
     lines = tables.refusals
     for reader, rows in lines[lines["kind"] == "header"].groupby("reader", sort=False):
         taken = list(rows.loc[~rows["refused"].map(_is_true), "what"])
