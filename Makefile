@@ -11,7 +11,7 @@ OVERVIEW = results/$(RUN)/overview.rst
 REPORTED = all $(if $(wildcard results/$(RUN)/costs.csv),costs) $(if $(wildcard results/$(RUN)/padding.csv),padding)
 
 .DEFAULT_GOAL := help
-.PHONY: help plan run report verify prune clean test lint format lock
+.PHONY: help plan run report measure durability verify prune clean test lint format lock
 
 help: ## Say what can be made
 	@echo "make [CONFIG=config/config.yaml] [CORES=4] TARGET"
@@ -40,6 +40,9 @@ report: .venv/run.stamp ## Run the workflow, then write its report: figures, cap
 
 measure: .venv/run.stamp ## Measure what the choices of a capture cost, and what pads do to it: some 20 minutes
 	$(SNAKEMAKE) -- measurements
+
+durability: .venv/run.stamp ## Judge by crashes what saving can lose, this package's writers included; whole as root on Linux
+	$(SNAKEMAKE) -- durability
 
 verify: .venv/run.stamp ## Check every stored byte; damage is removed, and `make run` captures it again
 	$(SNAKEMAKE) --config 'verify={depth: full}' --forcerun verify_cache -- verify

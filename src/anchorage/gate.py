@@ -24,6 +24,8 @@ _REMEDIES = {
     "memory": REMEDY,
     "durability": "A writer of this package, or the lab itself, is not what it must be: look at the tables in "
     "results/durability and at durability.md, and file an issue with them.",
+    "refusals": "A reader took a file that lies, or the control did not show that it would: look at refusals.csv, load "
+    "no file of a stranger's, and file an issue.",
     "padding": "Masked reductions of padded rows are not those of the rows alone. If this model's hidden states depend "
     "on pads in spite of the mask, use corpus.layout packed for it.",
 }

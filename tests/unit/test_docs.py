@@ -16,6 +16,7 @@ import torch
 
 from anchorage import memory, outliers, padding
 from anchorage.costs import comparison
+from anchorage.durability import faults, flash, fsynccost, kills, legal, powercut, tracing, workflowcut
 from anchorage.loading import accident, devicecopy, measuring, pressure, refusals, workers
 from anchorage.loading.methods import METHODS
 from anchorage.probe import fullbatch, sweep
@@ -23,6 +24,7 @@ from anchorage.probe.labels import Labels, known_tasks
 from anchorage.settings import (
     CaptureSettings,
     CorpusSettings,
+    DurabilitySettings,
     LoadingSettings,
     ModelSettings,
     ProbeSettings,
@@ -55,6 +57,7 @@ def test_the_worked_example_of_the_format():
 def test_every_key_is_explained():
     text = (ROOT / "config/README.md").read_text()
     sections = (ModelSettings, CorpusSettings, CaptureSettings, TierSettings, ProbeSettings, LoadingSettings)
+    sections += (DurabilitySettings,)
     for section in (Settings, *sections):
         for key in section.model_fields:
             assert (
@@ -71,6 +74,8 @@ def test_every_column_is_explained():
     tables = [memory.COLUMNS, memory.BATCH_COLUMNS, sweep.COLUMNS, outliers.COLUMNS, outliers.DIMENSION_COLUMNS]
     tables += [padding.COLUMNS, padding.NORM_COLUMNS, comparison.COLUMNS]
     tables += [module.COLUMNS for module in (measuring, workers, pressure, devicecopy, accident, refusals)]
+    durability = (powercut, workflowcut, kills, faults, legal, tracing, fsynccost, flash)
+    tables += [module.COLUMNS for module in durability]
     for column in itertools.chain(*tables):
         assert f"`{column}`" in text, column
 

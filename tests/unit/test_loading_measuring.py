@@ -14,6 +14,7 @@ import math
 import sys
 import tempfile
 import types
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pandas as pd
@@ -199,9 +200,9 @@ GOOD = {"resident_before": 0.0, "bytes_from_disk": 1000, "file_bytes": 1000, "to
     [
         ("cold", True, {}, None),
         ("cold", True, {"bytes_from_disk": 980}, None),
-        ("cold", True, {"bytes_from_disk": 1020}, None),
-        ("cold", True, {"bytes_from_disk": 979}, "1000 bytes .within 2%. from the disk, found 979"),
-        ("cold", True, {"bytes_from_disk": 1021}, "found 1021"),
+        ("cold", True, {"bytes_from_disk": 1020 + PAGESIZE}, None),
+        ("cold", True, {"bytes_from_disk": 979}, "1000 bytes .within 2%, and a page more. from the disk, found 979"),
+        ("cold", True, {"bytes_from_disk": 1021 + PAGESIZE}, "found"),
         ("cold", True, {"bytes_from_disk": 0}, "found 0"),
         ("cold", True, {"resident_before": 1e-9}, "nothing of it in the page cache before, found 0.0000%"),
         ("cold", True, {"resident_before": 1.0, "bytes_from_disk": 0}, "found 100.*1000 bytes.*found 0"),

@@ -184,6 +184,8 @@ LOADING_RESULTS = [
         "device_copy.csv",
         "accident.csv",
         "refusals.csv",
+        "refusals.json",
+        "gates/refusals.ok",
         "loading.svg",
         "loading.png",
         "loading.md",

@@ -153,14 +153,14 @@ rule show_accident:
 rule refuse_files:
     input:
         subjects=f"{LOADING}/subjects.json",
-        files=[f"{LOADING}/{name}" for name in LOADED_FILES],
     output:
-        report(
+        table=report(
             f"{RESULTS}/refusals.csv",
             caption="../report/refusals.rst",
             category="9 Loading",
             labels={"result": "Malicious and lying files, refused (CSV)"},
         ),
+        verdict=f"{RESULTS}/refusals.json",
     log:
         f"{LOGS}/refuse_files.log",
     conda:

@@ -61,7 +61,7 @@ rule gate:
     log:
         f"{LOGS}/gate_{{check}}.log",
     wildcard_constraints:
-        check="verify|anchor|memory|controls|padding",
+        check="verify|anchor|memory|controls|padding|refusals",
     conda:
         ENVIRONMENT
     params:

@@ -117,8 +117,8 @@ def _answer(tables: Tables, verdict: Mapping[str, Any]) -> str:
     for row in measured(tables["workflow_cuts"]).itertuples():
         if row.drive == "honest":
             lines.append(
-                f"Of a whole run {row.points:,} power cuts ({row.mounted:,} images mounted); after {row.reruns} of them "
-                "the plain command was run to its end, and "
+                f"Of a whole run {row.points:,} power cuts ({row.mounted:,} images mounted); after {row.reruns} of "
+                "them the plain command was run to its end, and "
                 f"{row.reruns_identical} times gave the uninterrupted run's bytes."
             )
     if verdict["ok"]:
@@ -149,8 +149,8 @@ def _faults(rows: pd.DataFrame) -> str:
         renamed = int(some["renamed_after_failed_fsync"].eq(True).sum())
         lines.append(
             f"- {whose}: {len(some)} saves with a fault; {int(some['acknowledged'].sum())} returned as if all were "
-            f"well, {bad} left something torn or lost, {unconfirmed} the new version unconfirmed; {renamed} times a file got "
-            f"its name after its fsync had failed; tried again, {int(some['retry_ok'].sum())} succeeded."
+            f"well, {bad} left something torn or lost, {unconfirmed} the new version unconfirmed; {renamed} times a "
+            f"file got its name after its fsync had failed; tried again, {int(some['retry_ok'].sum())} succeeded."
         )
     return "\n".join(lines)
 

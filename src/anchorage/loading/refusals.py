@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from anchorage.durable import remove_file
-from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses, KilledError
 from anchorage.loading.lies import FILE_LIES, HEADER_LIES, build_shard, write_pickles
 
@@ -59,7 +58,7 @@ def refuse_files(folder: Path, *, key: str, log: Callable[[str], None] = print) 
         log: gets a line for each reading.
 
     Returns:
-        The rows of ``refusals.csv`` (:data:`COLUMNS`); :func:`check_refusals` judges them.
+        The rows of ``refusals.csv`` (:data:`COLUMNS`); :func:`judge_refusals` judges them.
     """
     table = []
     with FreshProcesses(*_IMPORTS) as processes:
@@ -74,11 +73,12 @@ def refuse_files(folder: Path, *, key: str, log: Callable[[str], None] = print) 
     return table
 
 
-def check_refusals(table: Sequence[dict[str, Any]]) -> None:
-    """Judge the table.
+def judge_refusals(table: Sequence[dict[str, Any]], *, key: str) -> dict[str, Any]:
+    """The verdict that a gate reads.
 
-    Raises:
-        MeasurementError: a file was accepted or ran its payload, or a control was refused or did not run it.
+    Returns:
+        ``key``, ``ok``, and ``faults``, a sentence each: a file was accepted or ran its payload, or a control was
+        refused or did not run it.
     """
     faults = []
     for row in table:
@@ -88,8 +88,7 @@ def check_refusals(table: Sequence[dict[str, Any]]) -> None:
         if row["refused"] != row["expected_refused"] or row["side_effect"] != is_pickle_control:
             did = "refused it" if row["refused"] else "accepted it"
             faults.append(f"{row['reader']} {did} ({row['file']}: {row['what']}), payload ran: {row['side_effect']}")
-    if faults:
-        raise MeasurementError("files that lie were not dealt with as they must be: " + "; ".join(faults))
+    return {"key": key, "ok": not faults, "faults": faults}
 
 
 def _make_files(folder: Path, key: str) -> Iterator[tuple[Path, str, str, dict[str, bool | None], Path | None]]:

@@ -105,8 +105,9 @@ def _unmet(row: Mapping[str, Any], state: str, disk: int, reads_all: bool) -> li
     if state == WARM and disk:
         return ["no bytes"]
     # The kernel reads whole pages: more than 2 % of a small file.
-    if state == COLD and reads_all and abs(disk - row["file_bytes"]) > _DISK_TOLERANCE * row["file_bytes"] + PAGESIZE:
-        return [f"{row['file_bytes']} bytes (within {_DISK_TOLERANCE:.0%} and a page)"]
+    least, most = (1 - _DISK_TOLERANCE) * row["file_bytes"], (1 + _DISK_TOLERANCE) * row["file_bytes"] + PAGESIZE
+    if state == COLD and reads_all and not least <= disk <= most:
+        return [f"{row['file_bytes']} bytes (within {_DISK_TOLERANCE:.0%}, and a page more)"]
     if state == COLD and not reads_all and disk < (1 - _DISK_TOLERANCE) * row["touched_bytes"]:
         return [f"at least {1 - _DISK_TOLERANCE:.0%} of {row['touched_bytes']} bytes"]
     return []
