@@ -69,7 +69,7 @@ def start_job(snakemake: Any) -> Job:
 @contextlib.contextmanager
 def work_folder(path: Path) -> Iterator[Path]:
     """An empty folder beside a result, on the same filesystem; gone afterwards, and swept first if a kill left it."""
-    folder = path.with_name(f"{path.name}.work")
+    folder = path.absolute().with_name(f"{path.name}.work")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

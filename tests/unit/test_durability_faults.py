@@ -60,9 +60,9 @@ def test_the_table_is_whole(table):
     assert set(table["status"]) <= {"measured", "no such call", "not run"}
     measured = table[table["status"] == "measured"]
     assert len(measured) > 50
-    assert set(measured["acknowledged"]) == {"yes", "no"}
-    assert (measured.loc[measured["acknowledged"] == "no", "raised"] != "").all()
-    assert (measured["retry_ok"] == "yes").all()
+    assert set(measured["acknowledged"]) == {True, False}
+    assert (measured.loc[~measured["acknowledged"].astype(bool), "raised"] != "").all()
+    assert measured["retry_ok"].all()
 
 
 def test_the_full_recipe_keeps_the_old_version(table):
@@ -86,10 +86,10 @@ def test_a_naive_save_is_torn_and_an_early_removal_loses_the_file(table):
 @pytest.mark.parametrize("key", OURS)
 def test_our_writers_raise_and_lose_nothing(key, table):
     rows = rows_of(table, key)
-    assert not (rows["renamed_after_failed_fsync"] == "yes").any()
-    assert "no" in set(rows["renamed_after_failed_fsync"])
+    assert not rows["renamed_after_failed_fsync"].eq(True).any()
+    assert False in set(rows["renamed_after_failed_fsync"])
     assert set(rows["outcome"]) <= {"old", "unconfirmed", "new"}
-    quiet = rows[rows["acknowledged"] == "yes"]
+    quiet = rows[rows["acknowledged"].astype(bool)]
     assert set(quiet["call"]) <= {"link"}  # where no link can be made, a copy is
     assert set(rows.loc[rows["call"].isin(["write", "fsync"]), "outcome"]) == {"old"}
 
@@ -98,7 +98,7 @@ def test_our_writers_raise_and_lose_nothing(key, table):
 def test_our_writers_write_again_after_a_failed_write_or_fsync(key, table):
     failed = rows_of(table, key)
     failed = failed[failed["call"].isin(["write", "fsync"]) & (failed["how"] == "injected")]
-    assert set(failed["retry_writes"]) == {"yes"}
+    assert set(failed["retry_writes"]) == {True}
 
 
 def test_a_full_filesystem_raises_and_keeps_the_old_version(table):
@@ -116,14 +116,14 @@ def test_a_full_filesystem_raises_and_keeps_the_old_version(table):
 def test_a_rename_after_a_failed_fsync_is_seen(careless_table):
     for key in ("go on/overwrite", "try again/overwrite"):
         rows = rows_of(careless_table, key, "fsync", "EIO")
-        assert list(rows["renamed_after_failed_fsync"]) == ["yes"]
-        assert list(rows["acknowledged"]) == ["yes"]
+        assert list(rows["renamed_after_failed_fsync"]) == [True]
+        assert list(rows["acknowledged"]) == [True]
 
 
 def test_a_retry_that_writes_nothing_is_seen(careless_table):
     rows = rows_of(careless_table, "believe/new name", "fsync", "EIO")
     assert list(rows["outcome"]) == ["unconfirmed"]
-    assert list(rows["retry_writes"]) == ["no"]
+    assert list(rows["retry_writes"]) == [False]
 
 
 def test_without_strace_rows_say_not_run(tmp_path, monkeypatch):

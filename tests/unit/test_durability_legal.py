@@ -210,7 +210,7 @@ def test_the_steps_are_those_that_strace_sees(key, tmp_path):
     steps = []
     for version in (0, 1):
         with watched(seen) as watch:
-            ALL_RECIPES[key].save(seen, version)
+            ALL_RECIPES[key].write(seen, version)
         steps += [step for step in watch.operations if step.kind not in {"create", "append", "truncate"}]
     saves = trace_saves([(ALL_RECIPES[key], traced, version) for version in (0, 1)], tmp_path / "log")
     events = [event for save in saves for event in save.events if event.path.startswith(str(traced))]

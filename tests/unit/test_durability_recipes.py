@@ -23,7 +23,7 @@ from stores import flip_bit, tree, truncate
 
 def save(recipe, folder, n_versions):
     for version in range(n_versions):
-        recipe.save(folder, version)
+        recipe.write(folder, version)
 
 
 @pytest.mark.parametrize("key", ALL_RECIPES)
@@ -31,14 +31,14 @@ def test_what_is_saved_is_found_and_loading_changes_nothing(tmp_path, key):
     recipe = ALL_RECIPES[key]
     assert judge(recipe, tmp_path, acknowledged=None, tried=0) == "old"
     for version in range(4):
-        recipe.save(tmp_path, version)
+        recipe.write(tmp_path, version)
         before = tree(tmp_path)
         assert recipe.load(tmp_path) == version
         assert judge(recipe, tmp_path, acknowledged=version, tried=version) == "new"
         assert judge(recipe, tmp_path, acknowledged=version, tried=version + 1) == "old"
         assert judge(recipe, tmp_path, acknowledged=version + 1, tried=version + 1) == "gone"
         assert tree(tmp_path) == before
-    recipe.save(tmp_path, 3)  # again, over what is there
+    recipe.write(tmp_path, 3)  # again, over what is there
     assert judge(recipe, tmp_path, acknowledged=3, tried=3) == "new"
 
 
@@ -69,7 +69,7 @@ def test_a_torn_last_line_loses_what_was_acknowledged_and_no_more(tmp_path, key)
     assert recipe.load(tmp_path) == 1
     assert judge(recipe, tmp_path, acknowledged=2, tried=2) == "gone"
     assert judge(recipe, tmp_path, acknowledged=1, tried=2) == "old"
-    recipe.save(tmp_path, 2)
+    recipe.write(tmp_path, 2)
     assert recipe.load(tmp_path) == 2
 
 

@@ -49,7 +49,7 @@ def attempt_save(
         return {"acknowledged": False, "raised": "", "refused": refused}
     raised = ""
     try:
-        recipe.save(place, version)
+        recipe.write(place, version)
     except Exception as error:
         raised = f"{type(error).__name__}: {error}"
     if tracer is not None:

@@ -111,7 +111,7 @@ def measure_faults(keys: Iterable[str], scratch: Path, *, max_places: int = 6, t
 
     Args:
         keys: of the recipes.
-        scratch: folder for their files; everything made there is removed.
+        scratch: folder for their files, an absolute path; everything made there is removed.
         max_places: of more calls of a kind than that in one save, so many are tried, evenly spaced, the first and the
             last among them.
         table: module with ``ALL_RECIPES``.
@@ -204,14 +204,15 @@ def _inject(bench: _Bench, call: str, error: str, place: _Place) -> dict[str, An
     return _follow_up(bench, folder, tried, retry_log=log) | {"renamed_after_failed_fsync": renamed}
 
 
-def _renamed_after_failed_fsync(events: list[Event]) -> str:
-    failed, answer = set(), ""
+def _renamed_after_failed_fsync(events: list[Event]) -> bool | None:
+    failed: set[str] = set()
+    answer = None
     for event in events:
         if event.call in SYNCS and event.error:
             failed.add(event.path)
-            answer = answer or "no"
+            answer = answer or False
         if event.call in RENAMES | LINKS and not event.error and event.path in failed:
-            answer = "yes"
+            answer = True
     return answer
 
 
@@ -222,16 +223,16 @@ def _follow_up(
     acknowledged = tried["acknowledged"]
     outcome = bench.judge(folder, 1 if acknowledged else 0)
     retried = bench.attempt(folder, 1, log=str(retry_log) if retry_log else "", **options)
-    writes = ""
+    writes = None
     if retry_log:
         kinds = {kind for _, kind in _classify(_read(retry_log), folder)}
-        writes = "yes" if {"write", "fsync"} <= kinds else "no"
+        writes = {"write", "fsync"} <= kinds
     return {
         "status": "measured",
         "raised": _TEMP_MARK.sub(".tmp", tried["raised"].replace(str(folder), "FOLDER")),
-        "acknowledged": "yes" if acknowledged else "no",
+        "acknowledged": acknowledged,
         "outcome": "unconfirmed" if outcome == "new" and not acknowledged else outcome,
-        "retry_ok": "yes" if retried["acknowledged"] and bench.judge(folder, 1) == "new" else "no",
+        "retry_ok": retried["acknowledged"] and bench.judge(folder, 1) == "new",
         "retry_writes": writes,
     }
 

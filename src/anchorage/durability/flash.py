@@ -35,7 +35,7 @@ _CHUNK_PAGES = 4096
 COLUMNS = {
     "load": "sequential: live data overwritten in order, again and again; random: 4 KiB pages of it, each as likely; "
     "delete-then-write: any file of 64 KiB deleted, then one written where the filesystem has space, at random",
-    "trim": "yes: the drive is told of every deletion; no: of none",
+    "trim": "whether the drive is told of every deletion; else of none",
     "fill": "live data by logical size of the drive, a fraction",
     "spare_factor": "flash beyond the logical size, by all flash, a fraction",
     "block_pages": "pages of 4 KiB in a block",
@@ -203,7 +203,7 @@ def measure_amplification(
     host, flash, erases = drive.host_pages - host, drive.flash_pages - flash, drive.erases - erases
     return {
         "load": load,
-        "trim": "yes" if trim else "no",
+        "trim": trim,
         "fill": n_live_blocks / geometry.n_logical_blocks,
         "spare_factor": geometry.spare_factor,
         "block_pages": geometry.block_pages,

@@ -119,7 +119,7 @@ def kill_save(key: str, version: int, how: str, folder: str, step: int) -> list[
     before = root / "before"
     before.mkdir(parents=True)
     if version:
-        kill_at_byte(lambda: recipe.save(before, version - 1), _NO_LIMIT)  # in a fork: torch has threads afterwards
+        kill_at_byte(lambda: recipe.write(before, version - 1), _NO_LIMIT)  # in a fork: torch has threads afterwards
     kills = _kills_at_calls if how == "syscall" else _kills_at_bytes
     rows = [
         facts | {"status": "measured", "reason": ""} | row for row in kills(recipe, version, before, root / "now", step)
@@ -132,7 +132,7 @@ def _kills_at_calls(recipe: Recipe, version: int, before: Path, now: Path, step:
     point = 1
     while True:
         _restore(before, now)
-        killed = kill_at_call(lambda: recipe.save(now, version), point)
+        killed = kill_at_call(lambda: recipe.write(now, version), point)
         if not killed.was_killed:
             return
         yield {"point": point, "call": killed.call} | _examine(recipe, version, now, killed)
@@ -141,13 +141,13 @@ def _kills_at_calls(recipe: Recipe, version: int, before: Path, now: Path, step:
 
 def _kills_at_bytes(recipe: Recipe, version: int, before: Path, now: Path, n_points: int) -> Iterator[dict[str, Any]]:
     _restore(before, now)
-    kill_at_byte(lambda: recipe.save(now, version), _NO_LIMIT)
+    kill_at_byte(lambda: recipe.write(now, version), _NO_LIMIT)
     largest = max(path.stat().st_size for path in now.rglob("*") if path.is_file())
     n_points = min(n_points, largest)
     # The last one is the file's last byte: a limit at the whole size kills nothing.
     for point in [index * (largest - 1) // max(n_points - 1, 1) for index in range(n_points)]:
         _restore(before, now)
-        killed = kill_at_byte(lambda: recipe.save(now, version), point)
+        killed = kill_at_byte(lambda: recipe.write(now, version), point)
         if not killed.was_killed:
             raise MeasurementError(f"{recipe.key}: a limit of {point} bytes did not end a save of {largest} bytes")
         yield {"point": point, "call": ""} | _examine(recipe, version, now, killed)
@@ -165,7 +165,7 @@ def _examine(recipe: Recipe, version: int, folder: Path, killed: Killed) -> dict
     for temp in elsewhere(folder).glob(f"anchorage-{killed.process}-*"):
         temp.unlink()
     try:
-        resaved = not kill_at_byte(lambda: recipe.save(folder, version), _NO_LIMIT).was_killed
+        resaved = not kill_at_byte(lambda: recipe.write(folder, version), _NO_LIMIT).was_killed
         resaved = resaved and judge(recipe, folder, acknowledged=version, tried=version) == "new"
     except MeasurementError:
         resaved = False

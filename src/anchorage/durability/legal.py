@@ -177,7 +177,7 @@ def examine_recipe(recipe: Recipe, scratch: Path) -> list[dict[str, object]]:
         for version in range(_N_VERSIONS):
             with watched(home) as watch:
                 start, folders = watch.contents(), set(watch.folders)
-                recipe.save(home, version)
+                recipe.write(home, version)
             n_operations += len(watch.operations)
             crashes = range(len(watch.operations) + 1)
             before = {s for n in crashes for s in legal_states(start, watch.operations[:n], folders=folders)}

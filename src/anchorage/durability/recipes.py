@@ -36,7 +36,8 @@ class Recipe:
     Attributes:
         name: as tables and command lines name it.
         case: every version under the same name, or each under a name of its own.
-        save: makes a version, 0, 1, 2, ..., of the state in a folder. Once it has returned the version is acknowledged.
+        write: saves a version, 0, 1, 2, ..., of the state in a folder. Once it has returned the version is
+            acknowledged. (Not ``save``: nnsight gives every object a method of that name, a default for a dataclass.)
         load: what a reader finds there: the newest version that is whole, with all before it where each has its own
             name; None where there is nothing. Raises where something under its final name is no version. Writes
             nothing.
@@ -45,7 +46,7 @@ class Recipe:
 
     name: str
     case: Case
-    save: Callable[[Path, int], None]
+    write: Callable[[Path, int], None]
     load: Callable[[Path], int | None]
     ours: bool = False
 

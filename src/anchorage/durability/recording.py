@@ -129,7 +129,7 @@ def record_saves(
     with mounted_drive(filesystem, places) as (disk, root, recording):
         folder = root / "saved"
         folder.mkdir()
-        recipe.save(folder, 0)
+        recipe.write(folder, 0)
         force_out(root)
         recording.start = disk.n_operations
         with SCHEDULES[schedule](root, folder, seed) as step:
@@ -151,7 +151,7 @@ def _save(recipe: Recipe, folder: Path, version: int, refused: list[str]) -> boo
     """Save, and once more where that raises. False if both did: after a failed write of its own ext4 takes no other."""
     for _ in range(2):
         try:
-            recipe.save(folder, version)
+            recipe.write(folder, version)
             return True
         except OSError as error:
             refused.append(str(error))

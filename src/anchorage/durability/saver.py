@@ -18,7 +18,7 @@ from anchorage.durability.recipes import Recipe
 def save_aloud(recipe: Recipe, folder: Path, version: int) -> None:
     """Save, with a line before and after."""
     _say(f"saving {recipe.key} {version}")
-    recipe.save(folder, version)
+    recipe.write(folder, version)
     _say(f"saved {recipe.key} {version}")
 
 

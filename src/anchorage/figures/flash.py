@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from anchorage.figures.style import BLUE, GREY, ORANGE, plt, save_figure
 
 _LOADS = {"random": (ORANGE, "o"), "delete-then-write": (BLUE, "s"), "sequential": (GREY, "^")}
-_TRIMS = {"no": "--", "yes": "-"}
+_TRIMS = {False: "--", True: "-"}
 
 
 def plot_flash(table: pd.DataFrame, paths: Sequence[Path]) -> None:
@@ -41,7 +41,7 @@ def _draw_loads(axis: Axes, table: pd.DataFrame) -> None:
     for load, (colour, mark) in _LOADS.items():
         for trim, line in _TRIMS.items():
             rows = table[(table["load"] == load) & (table["trim"] == trim)].sort_values("fill")
-            fill = "white" if trim == "no" else colour
+            fill = "white" if not trim else colour
             label = f"{load}, {'TRIM' if trim == 'yes' else 'no TRIM'}"
             axis.plot(
                 rows["fill"],
@@ -50,7 +50,7 @@ def _draw_loads(axis: Axes, table: pd.DataFrame) -> None:
                 marker=mark,
                 color=colour,
                 markerfacecolor=fill,
-                markersize=4 if trim == "yes" else 7,
+                markersize=4 if trim else 7,
                 label=label,
             )
     calculated = table[table["load"] != "sequential"].dropna(subset="analytic")
