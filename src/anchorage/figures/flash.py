@@ -42,7 +42,7 @@ def _draw_loads(axis: Axes, table: pd.DataFrame) -> None:
         for trim, line in _TRIMS.items():
             rows = table[(table["load"] == load) & (table["trim"] == trim)].sort_values("fill")
             fill = "white" if not trim else colour
-            label = f"{load}, {'TRIM' if trim == 'yes' else 'no TRIM'}"
+            label = f"{load}, {'TRIM' if trim else 'no TRIM'}"
             axis.plot(
                 rows["fill"],
                 rows["write_amplification"],
