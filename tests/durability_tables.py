@@ -32,14 +32,21 @@ def build_tables() -> dict[str, pd.DataFrame]:
     lines: dict[str, list[dict[str, Any]]] = {name: [] for name in MODULES}
     for recipe in recipes:
         facts = {"recipe": recipe.name, "case": recipe.case, "ours": recipe.ours, "reason": None}
-        bad = {"gone": 3} if not recipe.ours and recipe.name != "full" else {}
+        bad = {} if recipe.ours or recipe.name == "full" else {"torn": 2, "gone": 3}
         cut = {"filesystem": "ext4", "schedule": "quiet", "points": 10, "mounted": 8, "capped": False, "status": "run"}
         lines["power_cuts"].append(facts | cut | COUNTS | bad)
         lines["legal_states"].append(facts | {"moment": "after"} | COUNTS | bad)
-        verdicts = ["old", "new", "gone" if bad else "new"]
+        verdicts = ["old", "torn" if bad else "new", "gone" if bad else "new"]
         kill = {"version": 1, "how": "syscall", "status": "measured", "call": "write", "resaved": True, "n_temps": 0}
         lines["kill_points"] += [facts | kill | {"point": n, "verdict": verdict} for n, verdict in enumerate(verdicts)]
-        error = {"call": "fsync", "error": "EIO", "place": 1, "status": "measured", "raised": "OSError"}
+        error = {
+            "how": "injected",
+            "call": "fsync",
+            "error": "EIO",
+            "place": 1,
+            "status": "measured",
+            "raised": "OSError",
+        }
         error |= {"acknowledged": False, "outcome": "old", "renamed_after_failed_fsync": False, "retry_ok": True}
         lines["faults"].append(facts | error)
         order = {"version": 1, "status": "measured", "faults": None if recipe.ours else "no fsync"}

@@ -22,9 +22,10 @@ from anchorage.durability import ourrecipes, powercut
 from anchorage.durability.mounts import FILESYSTEMS, why_not
 from anchorage.durability.ourrecipes import ALL_RECIPES, OURS
 from anchorage.durability.powercut import COLUMNS, FAILING, LYING, RETRYING, Caps, cut_power
+from anchorage.durability.profiles import PROFILES
 from workflows import ROOT
 
-SMALL = Caps(20, 25, versions=2)
+SMALL = PROFILES["small"].controls
 SUBJECTS = ["shard/new name", "publication/overwrite", "manifest/overwrite", "checkpoint/new name"]
 
 
@@ -55,7 +56,7 @@ def test_no_cut_loses_or_tears_what_our_writers_acknowledged(tmp_path, filesyste
         [filesystem],
         ["neighbour", "writeback"],
         folder=tmp_path,
-        caps=lambda _: Caps(12, 18, versions=2),
+        caps=lambda _: PROFILES["small"].ours,
         seed=1,
     )
     assert list(table.columns) == list(COLUMNS)
@@ -196,6 +197,7 @@ def wait_for(condition, timeout_s=10):
 
 LAB = """
 import sys, pathlib
+from anchorage.durability.profiles import PROFILES
 from anchorage.durability.powercut import Caps, cut_power
 from anchorage.durability.recipes import RECIPES
 cut_power([RECIPES["full/new name"]] * 100, ["ext4"], ["quiet"], folder=pathlib.Path(sys.argv[1]),

@@ -126,6 +126,15 @@ def test_a_retry_that_writes_nothing_is_seen(careless_table):
     assert list(rows["retry_writes"]) == [False]
 
 
+def test_a_relative_folder_hides_no_call(tmp_path, monkeypatch):
+    if reason := faults.strace_refusal():
+        pytest.skip(f"not run: {reason}")
+    monkeypatch.chdir(tmp_path)  # strace tells absolute paths
+    found = measure_faults(["full/new name"], Path("."), max_places=1)
+    hit = found[(found["status"] == "measured") & (found["how"] == "injected")]
+    assert {"write", "fsync", "folder fsync", "rename"} <= set(hit["call"])
+
+
 def test_without_strace_rows_say_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "strace_refusal", lambda: "strace is not installed")
     monkeypatch.setattr(faults, "_WARM", [])

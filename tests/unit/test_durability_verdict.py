@@ -14,6 +14,15 @@ from anchorage.durability.verdict import judge_tables, read_tables
 from anchorage.figures.durability import plot_durability
 from durability_tables import build_tables, write_tables
 
+DISK = {
+    "filesystem": "ext4",
+    "mount_options": "rw",
+    "device": None,
+    "write_cache": None,
+    "system": "Linux",
+    "kernel": "6",
+}
+
 
 @pytest.fixture
 def judge(tmp_path):
@@ -49,13 +58,14 @@ OURS = {"recipe": "shard"}
     [
         ("power_cuts", OURS, {"torn": 1}, "power_cuts: shard, new name, ext4, quiet: 1 of 11 points bad"),
         ("power_cuts", OURS, {"unmountable": 2}, "2 of 12 points bad"),
-        ("power_cuts", {"recipe": "naive"}, {"gone": 0}, "control 'naive' was found good everywhere"),
+        ("power_cuts", {"recipe": "naive"}, {"torn": 0}, "ext4: the control 'naive', new name, is never torn"),
+        ("power_cuts", {"recipe": "naive"}, {"mounted": 0}, "without mounting an image"),
         ("power_cuts", {"schedule": LYING}, {"gone": 0}, "with a lying drive nothing was lost"),
         ("kill_points", OURS, {"verdict": "gone"}, "kill_points: shard, new name, syscall: 3 of 3 points bad"),
         ("kill_points", OURS, {"resaved": False}, "saving again failed after 3 kills"),
-        ("kill_points", {"recipe": "naive"}, {"verdict": "new"}, "control 'naive'"),
+        ("kill_points", {"recipe": "naive"}, {"verdict": "new"}, "control 'naive', overwrite, is never torn"),
         ("legal_states", {"recipe": "manifest"}, {"torn": 1}, "legal_states: manifest, overwrite, after: 1 of 11"),
-        ("legal_states", {"recipe": "rename only"}, {"gone": 0}, "control 'rename only'"),
+        ("legal_states", {"recipe": "rename only"}, {"torn": 0}, "control 'rename only', overwrite, is never torn"),
         ("workflow_cuts", {"drive": "honest"}, {"torn": 1}, "a whole run: 1 of 10 cuts bad"),
         ("workflow_cuts", {"drive": "honest"}, {"reruns_identical": 1}, "1 of 2 runs resumed differ"),
         ("workflow_cuts", {"drive": "lying"}, {"gone": 0}, "a drive that lies lost nothing"),
@@ -65,6 +75,7 @@ OURS = {"recipe": "shard"}
             {"acknowledged": True},
             "shard, new name, EIO at fsync 1: acknowledged in spite of it",
         ),
+        ("faults", OURS, {"call": "rename"}, "no fsync of shard was made to fail"),
         ("faults", OURS, {"outcome": "torn"}, "found it torn"),
         ("faults", OURS, {"renamed_after_failed_fsync": True}, "its name after its fsync had failed"),
         ("faults", OURS, {"retry_ok": False}, "tried again, failed"),
@@ -91,7 +102,7 @@ def test_what_was_not_run_is_said_and_demands_nothing(judge):
         verdict, read = judge(name, where, change)
         assert verdict["ok"], verdict["faults"]
         assert verdict["not_run"] == {name: ["needs root"]}
-        assert f"- {name}: needs root" in describe_durability(read, verdict)
+        assert f"- {name}: needs root" in describe_durability(read, verdict, DISK)
     assert verdict["judged"]["power_cuts"]["ours"] > 0
     _, read = judge("power_cuts", {"filesystem": "ext4"}, change)
     assert list(layers(read)["power cut"]) == ["not run"] * 4
@@ -110,15 +121,16 @@ def test_the_places_follow_from_what_recipes_lost(judge):
 
 def test_text_and_figure_say_what_the_tables_say(judge, tmp_path):
     verdict, read = judge()
-    text = describe_durability(read, verdict)
+    text = describe_durability(read, verdict, DISK)
     assert "70 power cuts" in text
-    assert "| naive | 2 of 6 | 3 of 13 | 3 of 13 |" in text
+    assert "On this disk: filesystem ext4;" in text
+    assert "| naive | 4 of 6 | 5 of 15 | 5 of 15 | 10 of 30 |" in text
     assert "| shard | 0 of 3 | not run | 0 of 10 | 0 of 10 |" in text
     assert "2 times gave the uninterrupted run's bytes" in text
-    assert "At none of them" in text
+    assert "Nothing of it was torn" in text
     assert "| write 4 KiB | fsync | 9 | 80.0 | 160.0 |" in text
     bad, tables = judge("power_cuts", OURS, {"torn": 1})
-    assert "At none of them" not in (text := describe_durability(tables, bad))
+    assert "Nothing of it was torn" not in (text := describe_durability(tables, bad, DISK))
     assert "**The lab found faults:**" in text
     plot_durability(layers(read), survival(read), [tmp_path / "a.svg", tmp_path / "b.png"])
     drawn = (tmp_path / "a.svg").read_text()

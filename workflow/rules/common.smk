@@ -196,13 +196,28 @@ LOADING_RESULTS = [
 LAB = "results/durability"
 JUDGED_CODE = code_digest(
     "checkpoint",
+    "digest",
     "durability.ourrecipes",
-    "durability.recipes",
     "durability.profiles",
+    "durability.recipes",
     "durable",
+    "statetree",
     "store.format",
+    "store.layout",
     "store.manifest",
+    "store.names",
+    "store.shardfile",
     "store.staging",
+    "tensorfile",
+)
+CUT_CODE = code_digest(
+    "durability.fuseserver",
+    "durability.logdisk",
+    "durability.mounts",
+    "durability.powercut",
+    "durability.recording",
+    "durability.replay",
+    "durability.schedules",
 )
 LAB_TABLES = [
     "power_cuts",

@@ -41,7 +41,12 @@ rule trace_syscalls:
         ENVIRONMENT
     threads: ONE_THREAD
     params:
-        code=[JUDGED_CODE, code_digest("durability.tracing", "durability.order")],
+        code=[
+            JUDGED_CODE,
+            code_digest(
+                "durability.tracing", "durability.order", "durability.syscalls"
+            ),
+        ],
     script:
         "../scripts/trace_syscalls.py"
 
@@ -81,7 +86,12 @@ rule inject_faults:
     threads: ONE_THREAD
     params:
         profile=settings.durability.profile,
-        code=[JUDGED_CODE, code_digest("durability.faults", "durability.attempt")],
+        code=[
+            JUDGED_CODE,
+            code_digest(
+                "durability.faults", "durability.attempt", "durability.syscalls"
+            ),
+        ],
     script:
         "../scripts/inject_faults.py"
 
@@ -118,7 +128,7 @@ rule cut_power:
     params:
         profile=settings.durability.profile,
         seed=settings.seed,
-        code=[JUDGED_CODE, code_digest("durability.powercut", "durability.replay")],
+        code=[JUDGED_CODE, CUT_CODE],
     script:
         "../scripts/cut_power.py"
 
@@ -163,7 +173,11 @@ rule cut_workflow:
         profile=settings.durability.profile,
         seed=settings.seed,
         root=workflow.basedir,
-        code=[JUDGED_CODE, code_digest("durability.workflowcut", "durability.smallrun")],
+        code=[
+            JUDGED_CODE,
+            CUT_CODE,
+            code_digest("durability.workflowcut", "durability.smallrun"),
+        ],
     script:
         "../scripts/cut_workflow.py"
 
@@ -241,6 +255,7 @@ rule describe_durability:
     input:
         **{name: f"{LAB}/{name}.csv" for name in LAB_TABLES},
         verdict=f"{LAB}/durability.json",
+        disk=f"{LAB}/fsync_cost.json",
     output:
         report(
             f"{LAB}/durability.md",

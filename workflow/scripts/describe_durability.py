@@ -11,7 +11,7 @@ from anchorage.job import start_job
 
 job = start_job(snakemake)
 paths = {name: Path(path) for name, path in snakemake.input.items()}
-verdict = json.loads(paths.pop("verdict").read_text())
+verdict, disk = (json.loads(paths.pop(name).read_text()) for name in ("verdict", "disk"))
 tables = read_tables(paths)
-write_bytes(Path(snakemake.output[0]), describe_durability(tables, verdict).encode())
+write_bytes(Path(snakemake.output[0]), describe_durability(tables, verdict, disk).encode())
 plot_durability(layers(tables), survival(tables), [Path(path) for path in snakemake.output[1:]])

@@ -111,7 +111,7 @@ def measure_faults(keys: Iterable[str], scratch: Path, *, max_places: int = 6, t
 
     Args:
         keys: of the recipes.
-        scratch: folder for their files, an absolute path; everything made there is removed.
+        scratch: folder for their files; everything made there is removed.
         max_places: of more calls of a kind than that in one save, so many are tried, evenly spaced, the first and the
             last among them.
         table: module with ``ALL_RECIPES``.
@@ -119,7 +119,9 @@ def measure_faults(keys: Iterable[str], scratch: Path, *, max_places: int = 6, t
     Raises:
         MeasurementError: a save fails without a fault, or a fault did not hit the call that it was meant for.
     """
+    # As strace tells of them: without links, from the root.
     rows: list[dict[str, Any]] = []
+    scratch = scratch.resolve()
     refusal = strace_refusal()
     with FreshProcesses(table, *_WARM) as processes:
         for key in keys:
@@ -149,7 +151,7 @@ def _spread(n: int, n_wanted: int) -> list[int]:
     """Up to ``n_wanted`` of 0 to n - 1, evenly spaced, with both ends."""
     if n <= n_wanted:
         return list(range(n))
-    return sorted({round(number * (n - 1) / (n_wanted - 1)) for number in range(n_wanted)})
+    return sorted({round(number * (n - 1) / max(n_wanted - 1, 1)) for number in range(n_wanted)})
 
 
 def _find_places(bench: _Bench) -> tuple[dict[str, list[_Place]], str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from anchorage.durability.powercut import FAILING, LYING
-from anchorage.durability.verdict import BAD, Tables, measured, n_bad, n_judged
+from anchorage.durability.powercut import LYING
+from anchorage.durability.verdict import BAD, Tables, honest, measured, n_bad, n_judged
 
 KEPT, WIPED, NOT_RUN = "kept", "wiped", "not run"
 _KILL, _CUT = "kill -9", "power cut"
@@ -30,23 +30,18 @@ def layers(tables: Tables) -> pd.DataFrame:
         A line a place, columns ``kill -9`` and ``power cut``; cells ``kept``, ``wiped``, ``not run``.
     """
     kills, cuts = measured(tables["kill_points"]), measured(tables["power_cuts"])
-    honest, lying = _honest(cuts), cuts[cuts["schedule"] == LYING]
+    kept, lying = honest(cuts), cuts[cuts["schedule"] == LYING]
     in_place, renamed, full = "naive", "rename only", "full"
     places = {
         # What a save in place had not yet handed to the kernel is missing after the kill.
-        "buffer in the process": (_state(kills, in_place), _state(honest, in_place)),
+        "buffer in the process": (_state(kills, in_place), _state(kept, in_place)),
         # What was renamed without any fsync is whole after a kill, and is not after a power cut.
-        "page cache": (_state(kills, renamed), _state(honest, renamed)),
+        "page cache": (_state(kills, renamed), _state(kept, renamed)),
         # What was fsynced is whole, unless the drive says so of what is in its own cache.
         "drive's own cache": (_state(kills, full), _state(lying, full)),
-        "flash": (_state(kills, full), _state(honest, full)),
+        "flash": (_state(kills, full), _state(kept, full)),
     }
     return pd.DataFrame.from_dict(places, orient="index", columns=[_KILL, _CUT])
-
-
-def _honest(cuts: pd.DataFrame) -> pd.DataFrame:
-    """Cuts on a drive that does what it says."""
-    return cuts[~cuts["schedule"].isin([LYING, FAILING])]
 
 
 def _state(rows: pd.DataFrame, recipe: str) -> str:
@@ -62,12 +57,12 @@ def survival(tables: Tables) -> pd.DataFrame:
     Returns:
         A line a recipe, the textbook's first; None where nothing was run.
     """
-    cuts = _honest(tables["power_cuts"])
+    cuts = honest(tables["power_cuts"])
+    places = cuts["filesystem"].str.cat(cuts["options"].fillna(""), sep=" ").str.strip()
     columns: dict[str, pd.DataFrame] = {_KILL: tables["kill_points"]}
-    for filesystem in dict.fromkeys(cuts["filesystem"]):
+    for place in dict.fromkeys(places):
         for case in dict.fromkeys(cuts["case"]):
-            name = f"{filesystem}\n{case}"
-            columns[name] = cuts[(cuts["filesystem"] == filesystem) & (cuts["case"] == case)]
+            columns["\n".join([*place.split(), case])] = cuts[(places == place) & (cuts["case"] == case)]
     columns["legal states\n(model)"] = tables["legal_states"]
     everything = pd.concat([table[["recipe", "ours"]] for table in columns.values()]).drop_duplicates()
     recipes = everything.sort_values("ours", kind="stable")["recipe"]
@@ -82,12 +77,13 @@ def _points(table: pd.DataFrame, recipe: str) -> tuple[int, int] | None:
     return (int(n_bad(rows).sum()), int(n_judged(rows).sum())) if len(rows) else None
 
 
-def describe_durability(tables: Tables, verdict: Mapping[str, Any]) -> str:
+def describe_durability(tables: Tables, verdict: Mapping[str, Any], disk: Mapping[str, Any]) -> str:
     """All findings as Markdown.
 
     Args:
         tables: power_cuts, kill_points, legal_states, faults, syscalls, fsync_cost, flash, by name.
         verdict: of :func:`anchorage.durability.verdict.judge_tables`.
+        disk: of :func:`anchorage.durability.disk.describe_disk`.
     """
     parts = [
         "# Can this lose what was saved?",
@@ -95,12 +91,13 @@ def describe_durability(tables: Tables, verdict: Mapping[str, Any]) -> str:
         "## The places where bytes wait\n\nWhat a crash leaves in each, as the recipes' losses show it.",
         _markdown(layers(tables).reset_index(names="place")),
         "## Which recipe survives what\n\nPoints at which something was torn or lost, of those judged. Torn: under its "
-        "final name lies what was never saved. Lost: a save had returned, and its version is gone.",
+        "final name lies what was never saved. Lost: a save had returned, and its version is gone. The drive does "
+        "what it says.",
         _markdown(_survival_text(survival(tables))),
         f"The recipe that survives:\n\n{_STEPS}",
         "## Faults\n\nAn error injected into one call of a save.",
         _faults(measured(tables["faults"])),
-        "## What it costs",
+        f"## What it costs\n\n{_disk(disk)}",
         _costs(measured(tables["fsync_cost"])),
         "## What the drive does with it",
         _flash(measured(tables["flash"])),
@@ -112,8 +109,13 @@ def describe_durability(tables: Tables, verdict: Mapping[str, Any]) -> str:
 
 
 def _answer(tables: Tables, verdict: Mapping[str, Any]) -> str:
-    judged = ", ".join(f"{counts['ours']:,} {_WHAT[name]}" for name, counts in verdict["judged"].items())
-    lines = [f"Judged of this package's own writers (shards, journal, publication, manifest, checkpoints): {judged}."]
+    counts = {_WHAT[name]: judged["ours"] for name, judged in verdict["judged"].items()}
+    lines = []
+    if ran := [f"{count:,} {what}" for what, count in counts.items() if count]:
+        lines.append(
+            "Of this package's own writers (single files, journal, shards, publication, manifest, checkpoints) were "
+            f"judged: {', '.join(ran)}."
+        )
     for row in measured(tables["workflow_cuts"]).itertuples():
         if row.drive == "honest":
             lines.append(
@@ -121,22 +123,35 @@ def _answer(tables: Tables, verdict: Mapping[str, Any]) -> str:
                 "them the plain command was run to its end, and "
                 f"{row.reruns_identical} times gave the uninterrupted run's bytes."
             )
-    if verdict["ok"]:
-        lines.append(
-            "At none of them was anything torn, or lost after it was acknowledged. That is no proof: it is what was "
-            "tried. Every unsafe recipe, judged in the same way, was found bad where it must be."
-        )
-    else:
+    if missing := [what for what, count in counts.items() if not count]:
+        lines.append(f"Not judged here: {', '.join(missing)}.")
+    if not verdict["ok"]:
         lines.append("**The lab found faults:**\n\n" + "\n".join(f"- {fault}" for fault in verdict["faults"]))
-    cuts = measured(tables["power_cuts"])
+    elif ran:
+        lines.append(
+            "Nothing of it was torn, or lost after it was acknowledged. That is no proof: it is what was tried. The "
+            "unsafe recipes, judged in the same way, were found bad where they must be."
+        )
+    cuts, kills = measured(tables["power_cuts"]), measured(tables["kill_points"])
     if n_capped := int(cuts["capped"].eq(True).sum()):
         lines.append(f"In {n_capped} of the {len(cuts)} lines of power_cuts.csv a sample of the moments was tried.")
+    if n_temps := int(kills.loc[kills["ours"], "n_with_temps"].sum()):
+        lines.append(
+            f"After {n_temps} kills of our own writers a temporary file stayed although the save was made again; it is "
+            "under no final name, and is swept when the folder is next used."
+        )
     return " ".join(lines)
+
+
+def _disk(disk: Mapping[str, Any]) -> str:
+    known = {"filesystem": disk["filesystem"], "options": disk["mount_options"], "device": disk["device"]}
+    known |= {"write cache": disk["write_cache"], "kernel": f"{disk['system']} {disk['kernel']}"}
+    return "On this disk: " + "; ".join(f"{name} {value}" for name, value in known.items() if value) + "."
 
 
 def _survival_text(table: pd.DataFrame) -> pd.DataFrame:
     text = table.map(lambda cell: NOT_RUN if cell is None else f"{cell[0]:,} of {cell[1]:,}")
-    return text.rename(columns=lambda name: name.replace("\n", ", ")).reset_index(names="recipe")
+    return text.rename(columns=lambda name: name.replace("\n", " ")).reset_index(names="recipe")
 
 
 def _faults(rows: pd.DataFrame) -> str:
@@ -158,7 +173,7 @@ def _faults(rows: pd.DataFrame) -> str:
 def _costs(rows: pd.DataFrame) -> str:
     if rows.empty:
         return "Not run."
-    return _markdown(rows[["what", "mode", "n", "p50_us", "p99_us"]])
+    return _markdown(rows[["what", "mode", "n", "p50_us", "p99_us"]].round(1))
 
 
 def _flash(rows: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,32 @@ from anchorage.durability.kills import count_kills
 from anchorage.durability.powercut import FAILING, LYING, RETRYING
 
 BAD = ("torn", "gone", "unmountable")
-# Recipes that must be found bad somewhere, or the lab is blind there. A remove leaves nothing to find between two
-# system calls only; the model of legal states is of one filesystem, in which no temp file lies elsewhere.
-MUST_FAIL = {
-    "power_cuts": (
-        "naive", "rename only", "fsync, rename", "fsync before flush", "temp elsewhere, move", "remove, rename"
-    ),
-    "kill_points": ("naive", "temp elsewhere, move", "remove, rename"),
-    "legal_states": ("naive", "rename only", "fsync, rename", "fsync before flush", "remove, rename"),
-}  # fmt: skip
+_CASES = ("overwrite", "new name")
+# Where an unsafe recipe must be found bad, or the lab is blind there. Power cuts, on each filesystem that ran: recipe,
+# cases, column. A naive save on btrfs is not torn: its size comes with its bytes, so the file is as before, or empty.
+CUT_CONTROLS = (
+    ("naive", _CASES, {"ext4": "torn", "xfs": "torn", "btrfs": "gone"}),
+    ("rename only", _CASES, {"ext4": "gone", "xfs": "gone", "btrfs": "gone"}),
+    ("fsync, rename", _CASES, {"ext4": "gone", "xfs": "gone", "btrfs": "gone"}),
+    ("fsync before flush", _CASES, {"ext4": "torn", "xfs": "torn", "btrfs": "torn"}),
+    ("temp elsewhere, move", ("new name",), {"ext4": "torn", "xfs": "torn", "btrfs": "torn"}),
+    ("remove, rename", ("overwrite",), {"ext4": "gone", "xfs": "gone", "btrfs": "gone"}),
+)
+# Of kills and of the legal states: recipe, cases, column.
+KILL_CONTROLS = (
+    ("naive", _CASES, "torn"),
+    ("temp elsewhere, move", _CASES, "torn"),
+    ("remove, rename", ("overwrite",), "gone"),
+)
+STATE_CONTROLS = (
+    ("naive", _CASES, "torn"),
+    ("rename only", _CASES, "torn"),
+    ("fsync, rename", _CASES, "gone"),
+    ("fsync before flush", _CASES, "torn"),
+    ("temp elsewhere, move", _CASES, "torn"),
+    ("remove, rename", ("overwrite",), "gone"),
+)
+JUDGED = ("power_cuts", "kill_points", "legal_states")
 Tables = Mapping[str, pd.DataFrame]
 
 
@@ -35,9 +52,17 @@ def measured(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["status"].isin(["measured", "run"])] if "status" in table else table
 
 
+def honest(cuts: pd.DataFrame) -> pd.DataFrame:
+    """Power cuts of a drive that does what it says."""
+    return cuts[~cuts["schedule"].isin([LYING, FAILING])]
+
+
 def not_run(table: pd.DataFrame) -> list[str]:
-    """Why lines were not run, each reason once."""
-    return sorted(table.loc[table["status"] == "not run", "reason"].unique()) if "status" in table else []
+    """Why lines were not run, each reason once; of a way of doing something also which."""
+    if "status" not in table:
+        return []
+    lines = table[table["status"] == "not run"].itertuples()
+    return sorted({f"{line.mode}: {line.reason}" if "mode" in table else str(line.reason) for line in lines})
 
 
 def n_bad(rows: pd.DataFrame) -> pd.Series:
@@ -61,13 +86,14 @@ def judge_tables(tables: Tables, *, key: str) -> dict[str, Any]:
         ``ok``; ``faults``, a sentence each: a writer of this package found bad anywhere, a control found good where it
         must not be; ``judged``: points of our own writers and of the others, by table; ``not_run``: reasons by table.
     """
-    faults = [fault for name in MUST_FAIL for fault in _count_faults(name, measured(tables[name]))]
-    faults += _drive_faults(measured(tables["power_cuts"])) + _workflow_faults(measured(tables["workflow_cuts"]))
-    faults += _kill_faults(measured(tables["kill_points"])) + _error_faults(measured(tables["faults"]))
-    faults += _order_faults(measured(tables["syscalls"]))
+    cuts, kills, states = (measured(tables[name]) for name in ("power_cuts", "kill_points", "legal_states"))
+    faults = [fault for name in JUDGED for fault in _writer_faults(name, measured(tables[name]))]
+    faults += _cut_control_faults(cuts) + _drive_faults(cuts) + _workflow_faults(measured(tables["workflow_cuts"]))
+    faults += _control_faults("kill_points", kills, KILL_CONTROLS) + _kill_faults(kills)
+    faults += _control_faults("legal_states", states, STATE_CONTROLS)
+    faults += _error_faults(measured(tables["faults"])) + _order_faults(measured(tables["syscalls"]))
     judged = {}
-    for name in MUST_FAIL:
-        rows = measured(tables[name])
+    for name, rows in {"power_cuts": honest(cuts), "kill_points": kills, "legal_states": states}.items():
         ours = rows["ours"].astype(bool)
         judged[name] = {"ours": int(n_judged(rows[ours]).sum()), "others": int(n_judged(rows[~ours]).sum())}
     return {
@@ -79,17 +105,32 @@ def judge_tables(tables: Tables, *, key: str) -> dict[str, Any]:
     }
 
 
-def _count_faults(name: str, rows: pd.DataFrame) -> list[str]:
-    bad = n_bad(rows)
-    faults = [
+def _writer_faults(name: str, rows: pd.DataFrame) -> list[str]:
+    return [
         f"{name}: {row.recipe}, {row.case}{_where(row)}: {count} of {judged} points bad"
-        for row, count, judged in zip(rows.itertuples(), bad, n_judged(rows), strict=True)
+        for row, count, judged in zip(rows.itertuples(), n_bad(rows), n_judged(rows), strict=True)
         if row.ours and count
     ]
-    ran = set(rows["recipe"])
-    for recipe in MUST_FAIL[name]:
-        if recipe in ran and not bad[rows["recipe"] == recipe].sum():
-            faults.append(f"{name}: the control {recipe!r} was found good everywhere: the lab is blind there")
+
+
+def _control_faults(name: str, rows: pd.DataFrame, controls: Iterable[tuple[str, Iterable[str], str]]) -> list[str]:
+    """Each control must be bad in its column, or the table is blind there; one that is not in it was not run."""
+    return [
+        f"{name}: the control {recipe!r}, {case}, is never {column}: the lab is blind there"
+        for recipe, cases, column in controls
+        for case in cases
+        if len(some := rows[(rows["recipe"] == recipe) & (rows["case"] == case)]) and not some[column].sum()
+    ]
+
+
+def _cut_control_faults(rows: pd.DataFrame) -> list[str]:
+    faults = []
+    named = honest(rows).assign(options=honest(rows)["options"].fillna(""))
+    for (filesystem, options), some in named.groupby(["filesystem", "options"]):
+        where = f"power_cuts, {filesystem} {options}".rstrip()
+        faults += _control_faults(where, some, [(name, cases, on[filesystem]) for name, cases, on in CUT_CONTROLS])
+        if not some["mounted"].min():
+            faults.append(f"{where}: a line was run without mounting an image: the lab is blind there")
     return faults
 
 
@@ -129,7 +170,11 @@ def _kill_faults(rows: pd.DataFrame) -> list[str]:
 
 
 def _error_faults(rows: pd.DataFrame) -> list[str]:
-    return [
+    # Every writer of ours forces its bytes, so an fsync must have been made to fail wherever any call was.
+    injected = rows[(rows["how"] == "injected") & rows["ours"].astype(bool)]
+    unhit = set(injected["recipe"]) - set(injected.loc[injected["call"] == "fsync", "recipe"])
+    faults = [f"faults: no fsync of {recipe} was made to fail: the lab is blind there" for recipe in sorted(unhit)]
+    return faults + [
         f"faults: {row.recipe}, {row.case}, {row.error} at {row.call} {row.place}: {what}"
         for row in rows.itertuples()
         if row.ours
