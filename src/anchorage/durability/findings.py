@@ -55,7 +55,7 @@ def survival(tables: Tables) -> pd.DataFrame:
     """(bad, judged) points of each recipe: by kill, by power cut on each filesystem and case, by the legal states.
 
     Returns:
-        A line a recipe, the textbook's first; None where nothing was run.
+        A line a recipe, the textbook's first; ``not run``, or None where the recipe has no such case.
     """
     cuts = honest(tables["power_cuts"])
     places = cuts["filesystem"].str.cat(cuts["options"].fillna(""), sep=" ").str.strip()
@@ -65,16 +65,19 @@ def survival(tables: Tables) -> pd.DataFrame:
             columns["\n".join([*place.split(), case])] = cuts[(places == place) & (cuts["case"] == case)]
     columns["legal states\n(model)"] = tables["legal_states"]
     everything = pd.concat([table[["recipe", "ours"]] for table in columns.values()]).drop_duplicates()
-    recipes = everything.sort_values("ours", kind="stable")["recipe"]
+    recipes = everything.sort_values("ours", kind="stable")
     return pd.DataFrame(
-        {name: [_points(table, recipe) for recipe in recipes] for name, table in columns.items()}, index=recipes
+        {name: [_points(table, recipe) for recipe in recipes["recipe"]] for name, table in columns.items()},
+        index=[f"{line.recipe} (ours)" if line.ours else line.recipe for line in recipes.itertuples()],
     )
 
 
-def _points(table: pd.DataFrame, recipe: str) -> tuple[int, int] | None:
+def _points(table: pd.DataFrame, recipe: str) -> tuple[int, int] | str | None:
+    table = table[table["recipe"] == recipe]
+    if table.empty:
+        return None
     rows = measured(table)
-    rows = rows[rows["recipe"] == recipe]
-    return (int(n_bad(rows).sum()), int(n_judged(rows).sum())) if len(rows) else None
+    return (int(n_bad(rows).sum()), int(n_judged(rows).sum())) if len(rows) else NOT_RUN
 
 
 def describe_durability(tables: Tables, verdict: Mapping[str, Any], disk: Mapping[str, Any]) -> str:
@@ -149,8 +152,15 @@ def _disk(disk: Mapping[str, Any]) -> str:
     return "On this disk: " + "; ".join(f"{name} {value}" for name, value in known.items() if value) + "."
 
 
+def cell_text(cell: tuple[int, int] | str | None) -> str:
+    """A cell of :func:`survival` in words."""
+    if isinstance(cell, tuple):
+        return f"{cell[0]:,} of {cell[1]:,}"
+    return cell or "-"
+
+
 def _survival_text(table: pd.DataFrame) -> pd.DataFrame:
-    text = table.map(lambda cell: NOT_RUN if cell is None else f"{cell[0]:,} of {cell[1]:,}")
+    text = table.map(cell_text)
     return text.rename(columns=lambda name: name.replace("\n", " ")).reset_index(names="recipe")
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from anchorage.durability.findings import cell_text
 from anchorage.figures.style import GREY, ORANGE, plt, save_figure
 
 
@@ -17,16 +18,17 @@ def plot_durability(layers: pd.DataFrame, survival: pd.DataFrame, paths: Sequenc
 
     Args:
         layers: a line a place in which bytes wait, a column a crash; a cell is ``kept``, ``wiped`` or ``not run``.
-        survival: a line a recipe, a column a crash; a cell is (bad, judged), counts of points, or None if not run.
+        survival: a line a recipe, a column a crash; a cell is (bad, judged), counts of points, or ``not run``, or
+            None where there is no such case.
         paths: files to write; the suffix chooses the format.
     """
     height = 1.9 + 0.34 * (len(layers) + len(survival))
     figure, (above, below) = plt.subplots(
-        2, 1, figsize=(3.2 + 1.25 * len(survival.columns), height), height_ratios=[len(layers) + 1, len(survival) + 1]
+        2, 1, figsize=(2.1 + 1.15 * len(survival.columns), height), height_ratios=[len(layers) + 1, len(survival) + 1]
     )
-    figure.subplots_adjust(0.24, 0.02, 0.985, 1 - 0.55 / height, hspace=2.4 / height)
+    figure.subplots_adjust(1.9 / figure.get_figwidth(), 0.02, 0.985, 1 - 0.55 / height, hspace=2.4 / height)
     _draw_fields(above, layers.map(lambda cell: (cell, cell == "wiped", cell == "not run")))
-    _draw_fields(below, survival.map(_counted))
+    _draw_fields(below, survival.map(lambda cell: (cell_text(cell), _lost(cell), not isinstance(cell, tuple))))
     above.set_title("Where bytes wait, and what a crash leaves there", loc="left", fontsize="medium", fontweight="bold")
     below.set_title(
         "Points at which something was torn or lost, of those judged", loc="left", fontsize="medium", fontweight="bold"
@@ -34,8 +36,8 @@ def plot_durability(layers: pd.DataFrame, survival: pd.DataFrame, paths: Sequenc
     save_figure(figure, paths)
 
 
-def _counted(cell: tuple[int, int] | None) -> tuple[str, bool, bool]:
-    return ("not run", False, True) if cell is None else (f"{cell[0]:,} of {cell[1]:,}", cell[0] > 0, False)
+def _lost(cell: tuple[int, int] | str | None) -> bool:
+    return isinstance(cell, tuple) and cell[0] > 0
 
 
 def _draw_fields(axis: Axes, cells: pd.DataFrame) -> None:
