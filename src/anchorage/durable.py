@@ -50,9 +50,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, each one's entry forced to the device."""
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    for parent in reversed(missing):
+    """Create a folder and its missing parents, each one's entry forced to the device.
+
+    An empty folder's entry is forced anew: a kill may have come between its making and the forcing. One that holds
+    something was forced before that was put in.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists() or not any(parent.iterdir())]
+    for parent in reversed(made):
         parent.mkdir(exist_ok=True)
         sync_folder(parent.parent)
 

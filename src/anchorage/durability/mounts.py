@@ -132,8 +132,7 @@ def run_privately(function: Callable[[threading.Event], T]) -> T:
     def work() -> None:
         try:
             with _machine_lock(stop):
-                _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-                mount("none", Path("/"), "", flags=_MS_REC | _MS_PRIVATE)
+                leave_mounts()
                 outcome.append(function(stop))
         except BaseException as error:  # it is raised again in the thread that waits
             errors.append(error)
@@ -179,6 +178,12 @@ def mount(source: str, target: Path, kind: str, *, options: str = "", flags: int
     """mount(2); raises OSError."""
     done = _libc.mount(source.encode(), bytes(target), kind.encode(), flags, options.encode())
     _check(done, f"mount of {kind or 'namespace'}")
+
+
+def leave_mounts() -> None:
+    """Give this thread a mount namespace of its own; what it mounts is gone when it ends. Raises OSError."""
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    mount("none", Path("/"), "", flags=_MS_REC | _MS_PRIVATE)
 
 
 def unmount(target: Path) -> None:

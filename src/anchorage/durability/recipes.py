@@ -126,8 +126,14 @@ def elsewhere(folder: Path) -> Path:
 
 
 def elsewhere_temp(path: Path, process: int) -> Path:
-    """Name of the temp file of a file under :func:`elsewhere`; a kill leaves it there."""
+    """Name of the temp file of a file under :func:`elsewhere`; a kill leaves it there: :func:`sweep_elsewhere`."""
     return elsewhere(path.parent) / f"anchorage-{process}-{path.name}.tmp"
+
+
+def sweep_elsewhere(folder: Path, process: int) -> None:
+    """Remove the temp files that a process, ended now, has left elsewhere as it saved into ``folder``."""
+    for temp in elsewhere(folder).glob(f"anchorage-{process}-*.tmp"):
+        temp.unlink()
 
 
 def _naive(path: Path, data: bytes) -> None:
@@ -156,12 +162,16 @@ def _fsync_before_flush(path: Path, data: bytes) -> None:
 
 def _temp_elsewhere(path: Path, data: bytes) -> None:
     temp = elsewhere_temp(path, os.getpid())
-    _write_synced(temp, data)
-    if _device(temp.parent) != _device(path.parent):
-        shutil.move(temp, path)
-    else:  # what shutil.move does across filesystems
-        shutil.copy2(temp, path)
-        os.unlink(temp)
+    try:
+        _write_synced(temp, data)
+        if _device(temp.parent) != _device(path.parent):
+            shutil.move(temp, path)
+        else:  # what shutil.move does across filesystems
+            shutil.copy2(temp, path)
+            os.unlink(temp)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 
