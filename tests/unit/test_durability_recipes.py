@@ -110,6 +110,43 @@ def test_a_temp_file_elsewhere_leaves_nothing_there(tmp_path, monkeypatch, same)
     assert not recipes.elsewhere_temp(tmp_path / "folder/state", os.getpid()).exists()
 
 
+@pytest.mark.parametrize(("module", "name"), [(os, "fsync"), (recipes.shutil, "move"), (recipes.shutil, "copy2")])
+def test_a_temp_file_elsewhere_is_gone_after_an_error(tmp_path, monkeypatch, module, name):
+    def fail(*words, **named):
+        raise OSError("planted")
+
+    monkeypatch.setattr(module, name, fail)
+    if name == "copy2":
+        monkeypatch.setattr(recipes, "elsewhere", lambda folder: tmp_path.parent)
+    with pytest.raises(OSError, match="planted"):
+        RECIPES["temp elsewhere, move/overwrite"].write(tmp_path, 0)
+    assert not recipes.elsewhere_temp(tmp_path / "state", os.getpid()).exists()
+
+
+def test_a_killed_process_temp_files_elsewhere_are_swept_and_no_others(tmp_path):
+    mine, other = (recipes.elsewhere_temp(tmp_path / "state", process) for process in (-17, -1))
+    try:
+        mine.touch()
+        other.touch()
+        recipes.sweep_elsewhere(tmp_path, -17)
+        assert (mine.exists(), other.exists()) == (False, True)
+    finally:
+        other.unlink()
+        mine.unlink(missing_ok=True)
+
+
+def test_no_library_gives_a_recipe_a_default():
+    code = (
+        "import nnsight, dataclasses; from anchorage.durability.recipes import Recipe; "
+        "print(hasattr(object(), 'save'), "
+        "*[field.name for field in dataclasses.fields(Recipe) if field.default is not dataclasses.MISSING])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "ours"]  # nnsight does give every object a `save`
+    package = Path(recipes.__file__).parent
+    assert not [path for path in package.glob("*.py") if "recipe.save(" in path.read_text()]
+
+
 def test_the_saver_says_what_it_does_before_and_after(tmp_path):
     words = ["full/new name", str(tmp_path), "0", "journal/overwrite", str(tmp_path), "0"]
     code = (
