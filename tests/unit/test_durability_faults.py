@@ -121,7 +121,7 @@ def test_a_kill_leaves_no_mount(tmp_path, monkeypatch):
         pytest.skip("mounting needs root and Linux")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     with FreshProcesses("careless") as processes, pytest.raises(KilledError):
-        processes.call(attempt_on_full, table="careless", key="die/overwrite", folder=str(tmp_path))
+        processes.call(attempt_on_full, table="careless", key="die/new name", folder=str(tmp_path))
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     assert list(tmp_path.iterdir()) == []
 

@@ -60,7 +60,7 @@ _REAL = [("write", "ENOSPC"), ("save", "EACCES")]
 _WRITES = {"write", "pwrite64", "writev", "sendfile", "copy_file_range"}
 _TEMP_MARK = re.compile(r"\.tmp-\d+-[0-9a-f]{8}")  # another name each time
 _ELSEWHERE = re.compile(r"[^' ]*/anchorage-\d+-")
-_WARM = ["torch", "safetensors.torch", "anchorage.checkpoint", "anchorage.store.format", "anchorage.store.staging"]
+_WARM = ["torch.distributed.checkpoint", "safetensors.torch", "anchorage.checkpoint", "anchorage.store.format", "anchorage.store.staging"]
 
 
 @dataclass(frozen=True)

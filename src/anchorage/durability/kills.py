@@ -80,7 +80,7 @@ def kill_saves(
     Raises:
         MeasurementError: a save failed without being killed.
     """
-    modules = [__name__]
+    modules = [__name__, *{module for recipe in recipes for module in recipe.modules}]
     if any(recipe.ours for recipe in recipes):
         modules += ["anchorage.store.staging", "anchorage.checkpoint"]
     tasks = [(recipe, version, how) for recipe in recipes for version in _VERSIONS for how in _HOWS]
