@@ -170,3 +170,4 @@ def test_of_many_places_the_first_and_the_last_are_tried():
     assert faults._spread(3, 6) == [0, 1, 2]
     assert faults._spread(10, 4) == [0, 3, 6, 9]
     assert faults._spread(0, 4) == []
+    assert faults._spread(10, 1) == [0]

@@ -148,7 +148,7 @@ def _spread(n: int, n_wanted: int) -> list[int]:
     """Up to ``n_wanted`` of 0 to n - 1, evenly spaced, with both ends."""
     if n <= n_wanted:
         return list(range(n))
-    return sorted({round(number * (n - 1) / (n_wanted - 1)) for number in range(n_wanted)})
+    return sorted({round(number * (n - 1) / max(n_wanted - 1, 1)) for number in range(n_wanted)})
 
 
 def _find_places(bench: _Bench) -> tuple[dict[str, list[_Place]], str]:

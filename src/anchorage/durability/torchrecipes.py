@@ -7,7 +7,10 @@ both may lose or tear what they had saved. Importing this module imports no torc
 
 from __future__ import annotations
 
+import contextlib
 import random
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,8 @@ def _load_torch(path: Path) -> int:
 def _save_dcp(path: Path, version: int) -> None:
     from torch.distributed import checkpoint
 
-    checkpoint.save(_state(version), checkpoint_id=path, no_dist=True)
+    with _one_process():
+        checkpoint.save(_state(version), checkpoint_id=path, no_dist=True)
 
 
 def _load_dcp(path: Path) -> int | None:
@@ -62,11 +66,28 @@ def _load_dcp(path: Path) -> int | None:
     if not (path / ".metadata").exists():  # it is the commit record
         return None
     state = _state(0)
-    checkpoint.load(state, checkpoint_id=path, no_dist=True)
+    with _one_process():
+        checkpoint.load(state, checkpoint_id=path, no_dist=True)
     return _check(path, state)
 
 
-def _both_cases(name: str, save: Any, load: Any, modules: tuple[str, ...]) -> list[Recipe]:
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Without the warning that there is only one; DCP's error, no Exception of Python's, becomes one."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except CheckpointException as error:
+            cause = next(iter(error.failures.values()))[0]
+            raise OSError(f"DCP: {type(cause).__name__}: {cause}") from error
+
+
+def _both_cases(
+    name: str, save: Callable[[Path, int], None], load: Callable[[Path], int | None], modules: tuple[str, ...]
+) -> list[Recipe]:
     def overwrite(folder: Path, version: int) -> None:
         save(folder / "state", version)
 
