@@ -50,4 +50,6 @@ def _die(path, data):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-ALL_RECIPES = by_case("go on", _go_on) | by_case("try again", _try_again) | by_case("believe", _believe) | by_case("die", _die)
+ALL_RECIPES = (
+    by_case("go on", _go_on) | by_case("try again", _try_again) | by_case("believe", _believe) | by_case("die", _die)
+)
