@@ -127,7 +127,8 @@ def run_privately(function: Callable[[threading.Event], T]) -> T:
     """
     outcome: list[T] = []
     errors: list[BaseException] = []
-    stop = threading.Event()
+    # Not Thread.join: interrupted, it takes the thread for ended from then on (Python 3.11, issue 90882 of CPython).
+    stop, ended = threading.Event(), threading.Event()
 
     def work() -> None:
         try:
@@ -136,15 +137,16 @@ def run_privately(function: Callable[[threading.Event], T]) -> T:
                 outcome.append(function(stop))
         except BaseException as error:  # it is raised again in the thread that waits
             errors.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, name="power cuts", daemon=True)
-    thread.start()
+    threading.Thread(target=work, name="power cuts", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)
+        while not ended.wait(0.2):
+            pass
     except BaseException:
         stop.set()
-        thread.join(30)
+        ended.wait(30)
         raise
     if errors:
         raise errors[0]
