@@ -46,7 +46,9 @@ def test_what_is_saved_is_found_and_loading_changes_nothing(tmp_path, key):
 def is_judged(path):
     """Whether damage of a file is a fault that the reader finds: logs and locks are none of what is saved, journals may
     end torn, and DCP has no digest of its ``.metadata``."""
-    return not (path.name.startswith(("memory-", "lock", ".metadata")) or path.name == "journal" or "journal-" in path.name)
+    return not (
+        path.name.startswith(("memory-", "lock", ".metadata")) or path.name == "journal" or "journal-" in path.name
+    )
 
 
 @pytest.mark.parametrize("damage", [truncate, lambda path: os.truncate(path, 0), lambda path: flip_bit(path, 100)])

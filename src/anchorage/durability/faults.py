@@ -60,7 +60,13 @@ _REAL = [("write", "ENOSPC"), ("save", "EACCES")]
 _WRITES = {"write", "pwrite64", "writev", "sendfile", "copy_file_range"}
 _TEMP_MARK = re.compile(r"\.tmp-\d+-[0-9a-f]{8}")  # another name each time
 _ELSEWHERE = re.compile(r"[^' ]*/anchorage-\d+-")
-_WARM = ["torch.distributed.checkpoint", "safetensors.torch", "anchorage.checkpoint", "anchorage.store.format", "anchorage.store.staging"]
+_WARM = [
+    "torch.distributed.checkpoint",
+    "safetensors.torch",
+    "anchorage.checkpoint",
+    "anchorage.store.format",
+    "anchorage.store.staging",
+]
 
 
 @dataclass(frozen=True)
@@ -249,9 +255,7 @@ def _fill_filesystem(bench: _Bench) -> dict[str, Any]:
     tried = bench.processes.call(attempt_on_full, **words)
     if tried["refused"]:
         return bench.row("write", "ENOSPC", "real", status="not run", reason=tried["refused"])
-    return bench.row(
-        "write", "ENOSPC", "real", **_facts(tried, folder, tried["outcome"]), retry_ok=tried["retry_ok"]
-    )
+    return bench.row("write", "ENOSPC", "real", **_facts(tried, folder, tried["outcome"]), retry_ok=tried["retry_ok"])
 
 
 def _close_folder(bench: _Bench) -> dict[str, Any]:

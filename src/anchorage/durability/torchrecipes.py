@@ -1,4 +1,4 @@
-"""How PyTorch itself saves, as recipes: ``torch.save`` to the final name, and distributed checkpoint (DCP) of one process.
+"""How PyTorch itself saves, as recipes: ``torch.save`` to the final name; distributed checkpoint (DCP) of one process.
 
 ``torch.save`` writes in place and forces nothing. DCP, in torch 2.13, writes its data file in place, under the same
 name each time, and forces it; then it removes the old ``.metadata`` and renames the new one, and forces no folder. So
