@@ -50,8 +50,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, each one's entry forced to the device."""
+    """Create a folder and its missing parents, each one's entry forced to the device.
+
+    An empty folder's entry is forced anew: a kill may have come between its making and the forcing. One that holds
+    something was forced before that was put in.
+    """
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    found = missing[-1].parent if missing else folder
+    if not os.listdir(found) and os.access(found.parent, os.R_OK):  # whose parent is closed to us we have not made
+        missing.append(found)
     for parent in reversed(missing):
         parent.mkdir(exist_ok=True)
         sync_folder(parent.parent)

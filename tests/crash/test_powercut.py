@@ -12,17 +12,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from anchorage import durable
 from anchorage.durability import ourrecipes, powercut
+from anchorage.durability.command import run_command
 from anchorage.durability.mounts import FILESYSTEMS, why_not
 from anchorage.durability.ourrecipes import ALL_RECIPES, OURS
 from anchorage.durability.powercut import COLUMNS, FAILING, LYING, RETRYING, Caps, cut_power
 from anchorage.durability.profiles import PROFILES
+from anchorage.errors import MeasurementError
 from workflows import ROOT
 
 SMALL = PROFILES["small"].controls
@@ -193,6 +197,50 @@ def wait_for(condition, timeout_s=10):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_terminals_interrupt_reaches_the_whole_group_and_leaves_nothing(tmp_path):
+    needs_lab()
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", LAB, tmp_path]
+    lab = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True)
+    assert lab.stdout
+    assert "cuts" in lab.stdout.readline()
+    os.killpg(lab.pid, signal.SIGINT)
+    lab.communicate(timeout=60)
+    assert lab.returncode not in (0, None)
+    wait_for(lambda: not left_behind(lab.pid))
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert not list(tmp_path.iterdir())  # it was unmounted in order: the drive's server was there until the end
+    assert not [process.pid for process in psutil.process_iter() if _session(process.pid) == lab.pid]
+
+
+def _session(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_a_command_ends_with_the_thread_that_runs_it_and_when_it_is_to_stop(tmp_path):
+    script = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    lab = (
+        "import pathlib, sys; from anchorage.durability.command import run_command; "
+        f"run_command([sys.executable, '-c', {script!r}], pathlib.Path({str(tmp_path)!r}))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen([sys.executable, "-c", lab], env=environment)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    process.kill()
+    process.wait()
+    if sys.platform == "linux":
+        wait_for(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        run_command([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, stop=stop)
+    with pytest.raises(MeasurementError, match="failed with 3: why"):
+        run_command([sys.executable, "-c", "print('why'); exit(3)"], tmp_path)
 
 
 LAB = """

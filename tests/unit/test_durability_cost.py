@@ -105,11 +105,21 @@ def test_reads_from_memory_are_not_reported_as_cold(tmp_path, monkeypatch):
 
 
 def test_reads_that_the_kernel_counts_are_reported(tmp_path, monkeypatch):
-    counters = iter([0, 10**9])
+    counters = itertools.count(0, 10**9)
     monkeypatch.setattr(fsynccost, "bytes_from_disk", lambda: next(counters))
     if not hasattr(os, "posix_fadvise"):
         pytest.skip("this system cannot be asked to drop a file from memory")
     assert row(measure(tmp_path), "read 4 KiB", "scattered")["status"] == "measured"
+
+
+def test_what_one_mode_reads_ahead_is_no_proof_for_the_other(tmp_path, monkeypatch):
+    counters = itertools.accumulate(itertools.cycle([10**9, 0, 0, 0]))  # before and after, sequential and scattered
+    monkeypatch.setattr(fsynccost, "bytes_from_disk", lambda: next(counters))
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this system cannot be asked to drop a file from memory")
+    table = measure(tmp_path)
+    statuses = {mode: row(table, "read 4 KiB", mode)["status"] for mode in ("sequential", "scattered")}
+    assert statuses == {"sequential": "not run", "scattered": "not run"}
 
 
 def test_scattered_overwrites_go_elsewhere_than_sequential_ones(tmp_path, monkeypatch):

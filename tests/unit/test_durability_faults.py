@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from anchorage.durability import faults
+from anchorage.durability.attempt import attempt_on_full
 from anchorage.durability.faults import COLUMNS, measure_faults
+from anchorage.durability.recipes import elsewhere
 from anchorage.durability.syscalls import strace_refusal
+from anchorage.loading.fresh import FreshProcesses, KilledError
 
 TEXTBOOK = ["full/overwrite", "naive/new name", "remove, rename/overwrite"]
 OURS = ["write_bytes/overwrite", "journal/overwrite", "publication/overwrite"]
@@ -113,6 +116,24 @@ def test_a_full_filesystem_raises_and_keeps_the_old_version(table):
     assert "/faults" not in Path("/proc/mounts").read_text()
 
 
+def test_a_kill_leaves_no_mount(tmp_path, monkeypatch):
+    if os.geteuid() or sys.platform != "linux":
+        pytest.skip("mounting needs root and Linux")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    with FreshProcesses("careless") as processes, pytest.raises(KilledError):
+        processes.call(attempt_on_full, table="careless", key="die/new name", folder=str(tmp_path))
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temp_file_elsewhere_is_swept_and_its_process_is_not_told(tmp_path):
+    need_strace()
+    before = set(elsewhere(tmp_path).glob("anchorage-*"))
+    table = measure_faults(["temp elsewhere, move/new name"], tmp_path, max_places=1)
+    assert set(elsewhere(tmp_path).glob("anchorage-*")) <= before
+    assert not table["raised"].str.contains(r"anchorage-\d", na=False).any()
+
+
 def test_a_rename_after_a_failed_fsync_is_seen(careless_table):
     for key in ("go on/overwrite", "try again/overwrite"):
         rows = rows_of(careless_table, key, "fsync", "EIO")
@@ -158,3 +179,4 @@ def test_of_many_places_the_first_and_the_last_are_tried():
     assert faults._spread(3, 6) == [0, 1, 2]
     assert faults._spread(10, 4) == [0, 3, 6, 9]
     assert faults._spread(0, 4) == []
+    assert faults._spread(10, 1) == [0]

@@ -29,13 +29,13 @@ def need_ptrace():
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """Kills at a sample of points: all calls of the short recipes, each eighth of ours."""
+    """Kills at a sample of points: all calls of the short recipes, each seventh of ours."""
     tables = [
         kills.kill_saves(
             [ALL_RECIPES[key] for key in SAMPLED if ALL_RECIPES[key].ours is ours],
             tmp_path_factory.mktemp("kills"),
             log=lambda line: None,
-            every_call=8 if ours else 1,
+            every_call=7 if ours else 1,
             n_bytes=6,
         )
         for ours in (False, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,11 @@ def test_what_is_saved_is_found_and_loading_changes_nothing(tmp_path, key):
 
 
 def is_judged(path):
-    """Whether damage of a file is a fault: logs and locks are none of what is saved, journals may end torn."""
-    return not (path.name.startswith(("memory-", "lock")) or path.name == "journal" or "journal-" in path.name)
+    """Whether damage of a file is a fault that the reader finds: logs and locks are none of what is saved, journals may
+    end torn, and DCP has no digest of its ``.metadata``."""
+    return not (
+        path.name.startswith(("memory-", "lock", ".metadata")) or path.name == "journal" or "journal-" in path.name
+    )
 
 
 @pytest.mark.parametrize("damage", [truncate, lambda path: os.truncate(path, 0), lambda path: flip_bit(path, 100)])
@@ -78,7 +82,10 @@ def test_a_version_lost_before_others_is_gone(tmp_path, key):
     recipe = ALL_RECIPES[key]
     save(recipe, tmp_path, 3)
     lost = next(path for path in sorted(tmp_path.rglob("*0001*")))
-    lost.unlink()
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        lost.unlink()
     assert judge(recipe, tmp_path, acknowledged=2, tried=2) in ("gone", "torn")
 
 
@@ -108,6 +115,43 @@ def test_a_temp_file_elsewhere_leaves_nothing_there(tmp_path, monkeypatch, same)
     save(recipe, tmp_path / "folder", 2)
     assert recipe.load(tmp_path / "folder") == 1
     assert not recipes.elsewhere_temp(tmp_path / "folder/state", os.getpid()).exists()
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "fsync"), (recipes.shutil, "move"), (recipes.shutil, "copy2")])
+def test_a_temp_file_elsewhere_is_gone_after_an_error(tmp_path, monkeypatch, module, name):
+    def fail(*words, **named):
+        raise OSError("planted")
+
+    monkeypatch.setattr(module, name, fail)
+    if name == "copy2":
+        monkeypatch.setattr(recipes, "elsewhere", lambda folder: tmp_path.parent)
+    with pytest.raises(OSError, match="planted"):
+        RECIPES["temp elsewhere, move/overwrite"].write(tmp_path, 0)
+    assert not recipes.elsewhere_temp(tmp_path / "state", os.getpid()).exists()
+
+
+def test_a_killed_process_temp_files_elsewhere_are_swept_and_no_others(tmp_path):
+    mine, other = (recipes.elsewhere_temp(tmp_path / "state", process) for process in (-17, -1))
+    try:
+        mine.touch()
+        other.touch()
+        recipes.sweep_elsewhere(tmp_path, -17)
+        assert (mine.exists(), other.exists()) == (False, True)
+    finally:
+        other.unlink()
+        mine.unlink(missing_ok=True)
+
+
+def test_no_library_gives_a_recipe_a_default():
+    code = (
+        "import nnsight, dataclasses; from anchorage.durability.recipes import Recipe; "
+        "print(hasattr(object(), 'save'), "
+        "*[field.name for field in dataclasses.fields(Recipe) if field.default is not dataclasses.MISSING])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "ours", "modules"]  # nnsight does give every object a `save`
+    package = Path(recipes.__file__).parent
+    assert not [path for path in package.glob("*.py") if "recipe.save(" in path.read_text()]
 
 
 def test_the_saver_says_what_it_does_before_and_after(tmp_path):

@@ -48,6 +48,7 @@ def trace_calls(monkeypatch, *, cut_after=None, fail=None):
 
 
 def test_the_order_of_calls(tmp_path, monkeypatch):
+    (tmp_path / "neighbour").touch()
     seen = trace_calls(monkeypatch)
     durable.write_bytes(tmp_path / "a", b"new")
     assert [call for call in seen if call != "open"] == ["fsync file", "replace", "fsync folder"]
@@ -91,10 +92,28 @@ def test_a_failed_folder_fsync_is_not_acknowledged(tmp_path, monkeypatch):
 
 
 def test_new_folders_are_synced_into_their_parents(tmp_path, monkeypatch):
+    (tmp_path / "neighbour").touch()
     seen = trace_calls(monkeypatch)
     durable.make_folder(tmp_path / "a/b/c")
     assert seen.count("fsync folder") == 3
     assert (tmp_path / "a/b/c").is_dir()
+
+
+def test_a_folder_made_before_a_kill_and_not_forced_is_forced_by_whoever_comes_next(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        trace_calls(patch, fail="fsync folder")
+        with pytest.raises(OSError, match="planted"):
+            durable.make_folder(tmp_path / "made/a/b")
+    (tmp_path / "made/a").mkdir(parents=True, exist_ok=True)
+    synced = []
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
+    durable.make_folder(tmp_path / "made/a")
+    assert synced == [tmp_path / "made"]
+    durable.make_folder(tmp_path / "made/a/b")
+    assert synced == [tmp_path / "made", tmp_path / "made", tmp_path / "made/a"]
+    (tmp_path / "made/a/b/file").touch()
+    durable.make_folder(tmp_path / "made/a/b")  # one that holds something was forced before
+    assert len(synced) == 3
 
 
 @pytest.mark.parametrize("torn", [b"", b"thr", b"three but no newline"])

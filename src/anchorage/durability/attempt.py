@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anchorage.durability.recipes import Recipe, judge
+from anchorage.durability.mounts import leave_mounts, mount
+from anchorage.durability.recipes import Recipe, judge, sweep_elsewhere
 from anchorage.durability.syscalls import TRACED
+from anchorage.errors import MeasurementError
 
 TABLE = "anchorage.durability.ourrecipes"  # a module with ALL_RECIPES
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
@@ -47,15 +49,56 @@ def attempt_save(
     tracer = _attach(log, inject) if log else None
     if tracer is not None and (refused := _await_attached(tracer)):
         return {"acknowledged": False, "raised": "", "refused": refused}
-    raised = ""
-    try:
-        recipe.write(place, version)
-    except Exception as error:
-        raised = f"{type(error).__name__}: {error}"
+    raised = _save(recipe, place, version)
     if tracer is not None:
         tracer.terminate()  # it detaches; the process goes on
         tracer.wait()
     return {"acknowledged": not raised, "raised": raised, "refused": ""}
+
+
+def attempt_on_full(table: str, key: str, folder: str) -> dict[str, Any]:
+    """Save version 1 where version 0 has left no block free, then again where there is room.
+
+    The filesystem lies in memory, and is mounted in this process's own mount namespace: it goes when the process does,
+    however it ends.
+
+    Args:
+        table, key: see :func:`attempt_save`.
+        folder: an empty one to mount on.
+
+    Returns:
+        As :func:`attempt_save`, and ``outcome``: the reader's verdict then; ``retry_ok``: the second try returned, and
+        its version is found; ``refused``: why no filesystem can be mounted, or empty.
+
+    Raises:
+        MeasurementError: version 0 could not be saved.
+    """
+    recipe, place = find_recipe(table, key), Path(folder)
+    try:
+        leave_mounts()
+        mount("anchorage", place, "tmpfs", options="size=1m")
+    except OSError as error:
+        return {"refused": f"no filesystem can be mounted: {error}"}
+    if raised := _save(recipe, place, 0):
+        raise MeasurementError(f"{key} cannot save into 1 MiB: {raised}")
+    free, filler = os.statvfs(place), place / "filler"
+    filler.write_bytes(bytes(free.f_bavail * free.f_bsize))
+    raised = _save(recipe, place, 1)
+    outcome = judge(recipe, place, acknowledged=0 if raised else 1, tried=1)
+    filler.unlink()
+    retried = not _save(recipe, place, 1) and judge(recipe, place, acknowledged=1, tried=1) == "new"
+    return {"acknowledged": not raised, "raised": raised, "refused": "", "outcome": outcome, "retry_ok": retried}
+
+
+def _save(recipe: Recipe, folder: Path, version: int) -> str:
+    """The error that a save raises; empty: none."""
+    try:
+        recipe.write(folder, version)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        sweep_elsewhere(folder, os.getpid())
+    return ""
 
 
 def judge_folder(table: str, key: str, folder: str, acknowledged: int, tried: int) -> str:

@@ -9,11 +9,9 @@ by a power cut: a third outcome.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from anchorage.durability.attempt import TABLE, attempt_save, find_recipe, judge_folder
+from anchorage.durability.attempt import TABLE, attempt_on_full, attempt_save, find_recipe, judge_folder
 from anchorage.durability.recipes import Recipe
 from anchorage.durability.syscalls import LINKS, OPENS, RENAMES, SYNCS, Event, parse_trace, strace_refusal
 from anchorage.errors import MeasurementError
@@ -61,7 +59,14 @@ _INJECTED = {
 _REAL = [("write", "ENOSPC"), ("save", "EACCES")]
 _WRITES = {"write", "pwrite64", "writev", "sendfile", "copy_file_range"}
 _TEMP_MARK = re.compile(r"\.tmp-\d+-[0-9a-f]{8}")  # another name each time
-_WARM = ["torch", "safetensors.torch", "anchorage.checkpoint", "anchorage.store.format", "anchorage.store.staging"]
+_ELSEWHERE = re.compile(r"[^' ]*/anchorage-\d+-")
+_WARM = [
+    "torch.distributed.checkpoint",
+    "safetensors.torch",
+    "anchorage.checkpoint",
+    "anchorage.store.format",
+    "anchorage.store.staging",
+]
 
 
 @dataclass(frozen=True)
@@ -222,20 +227,24 @@ def _follow_up(
     bench: _Bench, folder: Path, tried: dict[str, Any], *, retry_log: Path | None = None, **options: Any
 ) -> dict[str, Any]:
     """Judge what a fault has left, then save again."""
-    acknowledged = tried["acknowledged"]
-    outcome = bench.judge(folder, 1 if acknowledged else 0)
+    outcome = bench.judge(folder, 1 if tried["acknowledged"] else 0)
     retried = bench.attempt(folder, 1, log=str(retry_log) if retry_log else "", **options)
     writes = None
     if retry_log:
         kinds = {kind for _, kind in _classify(_read(retry_log), folder)}
         writes = {"write", "fsync"} <= kinds
+    retry_ok = retried["acknowledged"] and bench.judge(folder, 1) == "new"
+    return _facts(tried, folder, outcome) | {"retry_ok": retry_ok, "retry_writes": writes}
+
+
+def _facts(tried: dict[str, Any], folder: Path, outcome: str) -> dict[str, Any]:
+    acknowledged = tried["acknowledged"]
+    raised = _ELSEWHERE.sub("ELSEWHERE/anchorage-", tried["raised"].replace(str(folder), "FOLDER"))
     return {
         "status": "measured",
-        "raised": _TEMP_MARK.sub(".tmp", tried["raised"].replace(str(folder), "FOLDER")),
+        "raised": _TEMP_MARK.sub(".tmp", raised),  # what differs from run to run is left out
         "acknowledged": acknowledged,
         "outcome": "unconfirmed" if outcome == "new" and not acknowledged else outcome,
-        "retry_ok": retried["acknowledged"] and bench.judge(folder, 1) == "new",
-        "retry_writes": writes,
     }
 
 
@@ -243,26 +252,12 @@ def _fill_filesystem(bench: _Bench) -> dict[str, Any]:
     """A real filesystem with no block free."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return bench.row("write", "ENOSPC", "real", status="not run", reason="mounting needs root and Linux")
-    with _mount_small(bench.new_folder()) as folder:
-        bench.prepare(folder)
-        free = os.statvfs(folder)
-        (folder / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
-        tried = bench.attempt(folder, 1)
-        (folder / "filler").unlink()
-        return bench.row("write", "ENOSPC", "real", **_follow_up(bench, folder, tried))
-
-
-@contextlib.contextmanager
-def _mount_small(folder: Path) -> Iterator[Path]:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "anchorage", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        raise MeasurementError(f"no filesystem can be mounted: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+    folder = bench.new_folder()
+    words = {"table": bench.table, "key": bench.recipe.key, "folder": str(folder)}
+    tried = bench.processes.call(attempt_on_full, **words)
+    if tried["refused"]:
+        return bench.row("write", "ENOSPC", "real", status="not run", reason=tried["refused"])
+    return bench.row("write", "ENOSPC", "real", **_facts(tried, folder, tried["outcome"]), retry_ok=tried["retry_ok"])
 
 
 def _close_folder(bench: _Bench) -> dict[str, Any]:

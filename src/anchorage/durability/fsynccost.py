@@ -86,11 +86,10 @@ class _Costs:
         self.times.setdefault((what, mode), []).append(seconds)
         self.n_bytes[what, mode] = n_bytes
 
-    def refuse(self, what: str, reason: str) -> None:
-        """Report no mode of a question."""
-        for mode in MODES[what]:
-            self.times.pop((what, mode), None)
-            self.refused[what, mode] = reason
+    def refuse(self, what: str, mode: str, reason: str) -> None:
+        """Do not report a mode of a question."""
+        self.times.pop((what, mode), None)
+        self.refused[what, mode] = reason
 
 
 def measure_costs(
@@ -217,22 +216,26 @@ def _overwrite(costs: _Costs, folder: Path, n_blocks: int, scattered: Sequence[i
 def _read(costs: _Costs, folder: Path, n_blocks: int, scattered: Sequence[int]) -> None:
     what, places = "read 4 KiB", {"sequential": range(len(scattered)), "scattered": scattered}
     if not hasattr(os, "posix_fadvise"):
-        costs.refuse(what, "this system cannot be asked to drop a file from memory")
+        for mode in places:
+            costs.refuse(what, mode, "this system cannot be asked to drop a file from memory")
         return
     files = {mode: _prepare(folder / f"read-{mode}", n_blocks) for mode in places}
     os.posix_fadvise(files["scattered"], 0, 0, os.POSIX_FADV_RANDOM)
-    before = bytes_from_disk() or 0
+    came = dict.fromkeys(files, 0)
     for turn in _rounds(len(scattered)):
         for mode, file in files.items():
+            before = bytes_from_disk() or 0
             for call in turn:
                 started = time.perf_counter()
                 os.pread(file, BLOCK_BYTES, places[mode][call] * BLOCK_BYTES)
                 costs.add(what, mode, time.perf_counter() - started, BLOCK_BYTES)
+            came[mode] += (bytes_from_disk() or 0) - before
     for file in files.values():
         os.close(file)
-    came, asked = (bytes_from_disk() or 0) - before, 2 * len(scattered) * BLOCK_BYTES
-    if came < _COLD_SHARE * asked:
-        costs.refuse(what, f"not cold: of {asked} bytes only {came} came from the disk")
+    asked = len(scattered) * BLOCK_BYTES
+    for mode, n_bytes in came.items():  # apart: what one reads ahead is no proof for the other
+        if n_bytes < _COLD_SHARE * asked:
+            costs.refuse(what, mode, f"not cold: of {asked} bytes only {n_bytes} came from the disk")
 
 
 def _write_big(costs: _Costs, folder: Path, n_bytes: int) -> None:

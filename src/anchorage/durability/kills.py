@@ -17,7 +17,7 @@ import pandas as pd
 
 from anchorage.durability.ourrecipes import ALL_RECIPES
 from anchorage.durability.ptrace import Killed, kill_at_byte, kill_at_call, ptrace_refusal
-from anchorage.durability.recipes import Recipe, elsewhere, judge
+from anchorage.durability.recipes import Recipe, judge, sweep_elsewhere
 from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
 
@@ -80,7 +80,7 @@ def kill_saves(
     Raises:
         MeasurementError: a save failed without being killed.
     """
-    modules = [__name__]
+    modules = [__name__, *{module for recipe in recipes for module in recipe.modules}]
     if any(recipe.ours for recipe in recipes):
         modules += ["anchorage.store.staging", "anchorage.checkpoint"]
     tasks = [(recipe, version, how) for recipe in recipes for version in _VERSIONS for how in _HOWS]
@@ -162,8 +162,7 @@ def _examine(recipe: Recipe, version: int, folder: Path, killed: Killed) -> dict
     last = version if killed.acknowledged else version - 1
     verdict = judge(recipe, folder, acknowledged=last if last >= 0 else None, tried=version)
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
-    for temp in elsewhere(folder).glob(f"anchorage-{killed.process}-*"):
-        temp.unlink()
+    sweep_elsewhere(folder, killed.process)
     try:
         resaved = not kill_at_byte(lambda: recipe.write(folder, version), _NO_LIMIT).was_killed
         resaved = resaved and judge(recipe, folder, acknowledged=version, tried=version) == "new"

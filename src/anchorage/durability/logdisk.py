@@ -108,7 +108,8 @@ def _server(fuse: int, image: int, log: int) -> Iterator[None]:
     numbers = (fuse, image, log, read_end)
     command = [sys.executable, "-I", "-S", fuseserver.__file__, *map(str, numbers)]
     try:
-        process = subprocess.Popen(command, pass_fds=numbers)
+        # A group of its own: a terminal's Ctrl-C would end it while the drive is still mounted.
+        process = subprocess.Popen(command, pass_fds=numbers, process_group=0)
     finally:
         os.close(read_end)
     try:

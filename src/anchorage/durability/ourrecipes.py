@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorage.digest import digest_bytes, digest_file, digest_value
 from anchorage.durability.recipes import RECIPES, Recipe, by_case, last_of_run
+from anchorage.durability.torchrecipes import TORCH
 from anchorage.durable import append_line, read_lines, write_bytes
 from anchorage.errors import IntegrityError
 from anchorage.store import names
@@ -295,4 +296,4 @@ OURS: dict[str, Recipe] = by_case("write_bytes", write_bytes, ours=True) | {
         Recipe("checkpoint", "new name", save_checkpoint, load_checkpoint, ours=True),
     ]
 }
-ALL_RECIPES: dict[str, Recipe] = RECIPES | OURS
+ALL_RECIPES: dict[str, Recipe] = RECIPES | TORCH | OURS

@@ -21,7 +21,7 @@ import pandas as pd
 from anchorage import durable
 from anchorage.durability.mounts import FILESYSTEMS, Filesystem, mount_places, run_privately, why_not
 from anchorage.durability.recipes import Recipe, by_case, judge
-from anchorage.durability.recording import Bench, Recording, record_saves
+from anchorage.durability.recording import Bench, Recording, median_ms, record_saves
 from anchorage.durability.replay import Replay, draw_cuts
 
 COLUMNS = {
@@ -171,7 +171,7 @@ class _Lab:
         mounted = sum(load is not None for load in found.values())
         row |= {"points": len(cuts), "distinct": len(found), "mounted": mounted, "capped": capped}
         row |= {"operations": len(recording.operations) - recording.start, "refused": len(recording.refused)}
-        row["ms_per_image"] = round(1000 * sorted(self._times)[len(self._times) // 2], 2)
+        row["ms_per_image"] = median_ms(self._times)
         self._log(f"{self._name}: {row['points']} cuts, {mounted} images, {dict(verdicts)}")
         return row
 

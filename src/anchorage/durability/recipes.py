@@ -42,6 +42,7 @@ class Recipe:
             name; None where there is nothing. Raises where something under its final name is no version. Writes
             nothing.
         ours: one of this package's writers.
+        modules: what it imports when it is used; a process that is forked to save imports them before.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Recipe:
     write: Callable[[Path, int], None]
     load: Callable[[Path], int | None]
     ours: bool = False
+    modules: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -104,12 +106,26 @@ def load_overwritten(folder: Path) -> int | None:
 
 def load_named(folder: Path) -> int | None:
     """The newest version with all before it; each file under a version's name must hold that version."""
+    return check_named(folder, check_content)
+
+
+def check_named(folder: Path, check: Callable[[Path], int | None]) -> int | None:
+    """The newest version with all before it.
+
+    Args:
+        folder: of files, or folders, under versions' names.
+        check: the version that one holds; None: it is not yet one.
+
+    Raises:
+        IntegrityError: one holds another version than its name says.
+    """
     matches = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    for match in matches:
-        found = check_content(folder / match[0])
-        if found != int(match[1]):
-            raise IntegrityError(folder / match[0], expected=f"version {int(match[1])}", found=found, remedy="None.")
-    return last_of_run({int(match[1]) for match in matches})
+    found = {int(match[1]): check(folder / match[0]) for match in matches}
+    for version, other in found.items():
+        if other not in (version, None):
+            name = f"state-{version:06d}"
+            raise IntegrityError(folder / name, expected=f"version {version}", found=other, remedy="None.")
+    return last_of_run(version for version in found.values() if version is not None)
 
 
 def last_of_run(versions: Iterable[int]) -> int | None:
@@ -126,8 +142,14 @@ def elsewhere(folder: Path) -> Path:
 
 
 def elsewhere_temp(path: Path, process: int) -> Path:
-    """Name of the temp file of a file under :func:`elsewhere`; a kill leaves it there."""
+    """Name of the temp file of a file under :func:`elsewhere`; a kill leaves it there: :func:`sweep_elsewhere`."""
     return elsewhere(path.parent) / f"anchorage-{process}-{path.name}.tmp"
+
+
+def sweep_elsewhere(folder: Path, process: int) -> None:
+    """Remove the temp files that a process, ended now, has left elsewhere as it saved into ``folder``."""
+    for temp in elsewhere(folder).glob(f"anchorage-{process}-*.tmp"):
+        temp.unlink()
 
 
 def _naive(path: Path, data: bytes) -> None:
@@ -156,12 +178,16 @@ def _fsync_before_flush(path: Path, data: bytes) -> None:
 
 def _temp_elsewhere(path: Path, data: bytes) -> None:
     temp = elsewhere_temp(path, os.getpid())
-    _write_synced(temp, data)
-    if _device(temp.parent) != _device(path.parent):
-        shutil.move(temp, path)
-    else:  # what shutil.move does across filesystems
-        shutil.copy2(temp, path)
-        os.unlink(temp)
+    try:
+        _write_synced(temp, data)
+        if _device(temp.parent) != _device(path.parent):
+            shutil.move(temp, path)
+        else:  # what shutil.move does across filesystems
+            shutil.copy2(temp, path)
+            os.unlink(temp)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,6 +157,11 @@ def _save(recipe: Recipe, folder: Path, version: int, refused: list[str]) -> boo
         except OSError as error:
             refused.append(str(error))
     return False
+
+
+def median_ms(times: Sequence[float]) -> float:
+    """The median of times in seconds, in milliseconds; NaN where there is none."""
+    return round(1000 * float(np.median(times)), 2) if times else math.nan
 
 
 def force_out(folder: Path) -> None:

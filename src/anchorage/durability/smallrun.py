@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
 
+from anchorage.durability.command import run_command
 from anchorage.durability.mounts import FILESYSTEMS, why_not
 from anchorage.durability.workflowcut import cut_workflow
-from anchorage.errors import MeasurementError
 from anchorage.settings import Settings, load_settings
 from anchorage.sources import is_local
 
@@ -79,7 +78,5 @@ def prepare_run(settings: Settings, root: Path, folder: Path) -> list[str]:
         os.symlink(root / name, folder / name)
     (folder / "run.yaml").write_text(json.dumps(settings.model_dump(mode="json")))
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--configfile", "run.yaml", "--"]
-    done = subprocess.run([*command, "corpus"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise MeasurementError(f"the corpus of the small run could not be built:\n{done.stdout[-3000:]}")
+    run_command([*command, "corpus"], folder)
     return [*command, "cache"]

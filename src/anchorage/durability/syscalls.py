@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anchorage.durability.recipes import Recipe
+from anchorage.durability.recipes import Recipe, sweep_elsewhere
 from anchorage.errors import MeasurementError
 
 WRITES = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"}) | frozenset(
@@ -27,6 +27,7 @@ FOLDERS = frozenset(["mkdir", "mkdirat"])
 TRACED = WRITES | READS | SYNCS | RENAMES | LINKS | REMOVALS | OPENS | FOLDERS | {"close", "sync_file_range", "syncfs"}
 
 SAVER = (sys.executable, "-m", "anchorage.durability.saver")
+_PROCESS = re.compile(r"\d+")
 _CALL = re.compile(r"(?P<pid>\d+) +(?P<name>\w+)\((?P<rest>.*)")
 _RESUMED = re.compile(r"(?P<pid>\d+) +<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
 _UNFINISHED = re.compile(r"(?P<text>.*?) *<unfinished \.\.\.>")
@@ -96,7 +97,10 @@ def trace_saves(
         words += [recipe.key, str(folder.resolve()), str(version)]
     # A filter in the kernel (seccomp) stops the process at traced calls alone.
     strace = ["strace", "-f", "-y", "-s", "100", "--seccomp-bpf", "-e", f"trace={_traced()}", "-o", str(log)]
-    ended = subprocess.run([*strace, *command, *words], capture_output=True, text=True)
+    try:
+        ended = subprocess.run([*strace, *command, *words], capture_output=True, text=True)
+    finally:
+        _sweep(log, {folder for _, folder, _ in saves})
     if ended.returncode:
         raise MeasurementError(f"a traced saver failed with {ended.returncode}:\n{ended.stderr[-2000:]}")
     traces = list(cut_saves(parse_trace(log.read_text(errors="replace").splitlines())))
@@ -106,6 +110,13 @@ def trace_saves(
             f"{log}: the trace has the saves {found}, not those asked for. Keep it and file an issue"
         )
     return traces
+
+
+def _sweep(log: Path, folders: Iterable[Path]) -> None:
+    processes = {int(found[0]) for line in log.open(errors="replace") if (found := _PROCESS.match(line))}
+    for folder in folders:
+        for process in processes:
+            sweep_elsewhere(folder, process)
 
 
 def _traced() -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import re
 import shutil
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -21,9 +20,10 @@ from typing import Any
 
 import pandas as pd
 
+from anchorage.durability.command import run_command
 from anchorage.durability.logdisk import LoggingDisk
 from anchorage.durability.mounts import FILESYSTEMS, mount_places, run_privately, why_not
-from anchorage.durability.recording import Bench, Recording, force_out, mounted_drive
+from anchorage.durability.recording import Bench, Recording, force_out, median_ms, mounted_drive
 from anchorage.durability.replay import Cut, Replay, draw_cuts
 from anchorage.errors import IntegrityError, MeasurementError
 from anchorage.settings import Settings
@@ -130,7 +130,7 @@ def cut_workflow(
     def work(stop: threading.Event) -> list[dict[str, Any]]:
         with mount_places(folder) as places:
             lab = _Lab(source, command, settings, places=places, log=log)
-            lab.record()
+            lab.record(stop)
             honest = lab.judge_all(stop, prefixes=prefixes, samples=samples, reruns=reruns, seed=seed)
             return [honest, lab.judge_all(stop, prefixes=2, samples=samples, reruns=0, seed=seed, lies=True)]
 
@@ -152,7 +152,7 @@ class _Lab:
         self._run = _Run(settings)
         self._times: list[float] = []
 
-    def record(self) -> None:
+    def record(self, stop: threading.Event) -> None:
         """Run the workflow on a logging drive, noting when its logs call a shard durable."""
 
         def copy(root: Path) -> None:
@@ -164,7 +164,7 @@ class _Lab:
             watcher = threading.Thread(target=self._watch, args=(disk, root / "run", ended))
             watcher.start()
             try:
-                self._start(root / "run")
+                run_command(self._command, root / "run", stop=stop)
             finally:
                 ended.set()
                 watcher.join()
@@ -172,11 +172,6 @@ class _Lab:
             self._run.read(root / "run")
             force_out(root)
         self._recording: Recording = recording
-
-    def _start(self, run: Path) -> None:
-        done = subprocess.run(self._command, cwd=run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            raise MeasurementError(f"{' '.join(self._command)} failed: {done.stdout[-2000:]}")
 
     def _watch(self, disk: LoggingDisk, run: Path, ended: threading.Event) -> None:
         """A shard is acknowledged by its line in the job's log. Seen late it is demanded late, never early."""
@@ -197,6 +192,7 @@ class _Lab:
         states: dict[int, tuple[str, set[int], bool]] = {}
         verdicts: Counter[str] = Counter()
         n_accepted = identical = 0
+        self._times = []
         with Bench(self._filesystem, self._recording.base, self._places) as bench:
             for number, (cut, digest, pages) in enumerate(Replay(self._recording.base, operations).images(cuts)):
                 if stop.is_set():
@@ -206,14 +202,13 @@ class _Lab:
                 verdicts[self._judge(cut, *states[digest])] += 1
                 n_accepted += len(states[digest][1])
                 if number in again:
-                    identical += self._rerun(bench, pages, cut)
+                    identical += self._rerun(bench, pages, cut, stop)
         row = {"filesystem": "ext4", "drive": _DRIVES[lies], "points": len(cuts), "distinct": len(states)}
         row |= {"capped": capped}
         row |= {"mounted": sum(state[0] != "unmountable" for state in states.values())}
         row |= {name: verdicts[name] for name in _VERDICTS} | {"shards_accepted": n_accepted}
         row |= {"operations": len(operations), "reruns": len(again), "reruns_identical": identical}
-        row |= {"ms_per_image": round(1000 * sorted(self._times)[len(self._times) // 2], 2), "status": "run"}
-        return row | {"reason": ""}
+        return row | {"ms_per_image": median_ms(self._times), "status": "run", "reason": ""}
 
     def _read(self, bench: Bench, pages: dict[int, bytes]) -> tuple[str, set[int], bool]:
         """What an image is: a fault or nothing, the accepted shards, and whether a whole manifest is there."""
@@ -224,8 +219,8 @@ class _Lab:
             results = root / "run" / self._run.settings.results
             try:
                 state = "", self._accepted(root / "run"), self._check_lists(results / "cache")
-            except (IntegrityError, OSError) as error:
-                self._log(f"torn: {error}")
+            except Exception as error:  # a reader may stumble over torn bytes in any way
+                self._log(f"torn: {type(error).__name__}: {error}")
                 state = "torn", set(), False
         self._times.append(time.perf_counter() - started)
         return state
@@ -275,13 +270,17 @@ class _Lab:
             return "gone"
         return "new" if done else "old"
 
-    def _rerun(self, bench: Bench, pages: dict[int, bytes], cut: Cut) -> bool:
+    def _rerun(self, bench: Bench, pages: dict[int, bytes], cut: Cut, stop: threading.Event) -> bool:
         """Run the plain command to its end on an image; says whether all is as if there had been no cut."""
         with bench.mounted(pages) as root:
             if root is None:
                 return False
-            self._start(root / "run")
-            same = published_files(root / "run" / self._run.settings.results / "cache") == self._run.files
+            try:
+                run_command(self._command, root / "run", stop=stop)
+                same = published_files(root / "run" / self._run.settings.results / "cache") == self._run.files
+            except (MeasurementError, OSError) as error:
+                self._log(f"run again after a cut at {cut.after}: {error}")
+                return False
         self._log(f"run again after a cut at {cut.after}: {'identical' if same else 'different'}")
         return same
 
