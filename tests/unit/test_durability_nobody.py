@@ -25,7 +25,8 @@ LAB = """
 import json, os, sys
 from pathlib import Path
 from anchorage.durability.faults import measure_faults
-from anchorage.durability.flash import sweep_flash
+import pandas as pd
+from anchorage.durability.flash import FILLS, LOADS, SPARE_FACTORS, Geometry, measure_amplification
 from anchorage.durability.fsynccost import measure_costs
 from anchorage.durability.kills import kill_saves
 from anchorage.durability.legal import tabulate_legal_states
@@ -38,7 +39,8 @@ for name, make in {
     "kills": lambda folder: kill_saves(two, folder, log=lambda line: None, every_call=4, n_bytes=3),
     "states": lambda folder: tabulate_legal_states(two, folder),
     "costs": lambda folder: measure_costs(folder, n_calls=20, big_mib=1, big_repeats=1, file_mib=1),
-    "flash": lambda folder: sweep_flash(seed=0, n_blocks=64),
+    "flash": lambda folder: pd.DataFrame([measure_amplification(
+        [*LOADS][0], trim=True, fill=FILLS[0], geometry=Geometry.with_spare(SPARE_FACTORS[0], n_blocks=64), seed=0)]),
     "faults": lambda folder: measure_faults(["full/overwrite"], folder, max_places=1),
     "cuts": lambda folder: cut_power(two, ["ext4"], ["quiet"], folder=folder, caps=lambda _: Caps(5, 5), seed=0),
 }.items():

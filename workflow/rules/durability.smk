@@ -5,7 +5,6 @@
 from anchorage.durability.mounts import why_not
 
 
-
 def whole_run_inputs(wildcards):
     """The local model and corpus, where the lab can run at all; elsewhere the table says why not, and needs none."""
     if why_not(FILESYSTEMS["ext4"]):
