@@ -15,7 +15,7 @@ import pytest
 from anchorage.errors import AnchorageError
 from anchorage.loading.advice import advise
 from anchorage.loading.claims import Tables, read_tables
-from anchorage.loading.summary import LoadingTable, Spread, apart, chance_apart, lower, number, spread_of
+from anchorage.loading.summary import LoadingTable, Spread, apart, chance_apart, format_number, lower, spread_of
 from loading_tables import ALL, DEFAULT, MIB, loading_table, not_run, side_tables
 
 CLAIMS = {  # of each claim the words by which it is found
@@ -229,7 +229,7 @@ def test_ranges_are_compared_by_their_ends():
     assert lower(first, spread_of([2, 5, 6])) is None
     assert spread_of([math.nan]) is None
     assert chance_apart(3) == 2 / 20
-    assert [number(value) for value in (0, 1234.5, 12.34, 0.01234, 0.0000123)] == [
+    assert [format_number(value) for value in (0, 1234.5, 12.34, 0.01234, 0.0000123)] == [
         "0",
         "1,234",
         "12.3",

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from anchorage.figures.style import BLUE, GREY, ORANGE, plt, save_figure
-from anchorage.loading.summary import MIB, LoadingTable, Spread, number
+from anchorage.loading.summary import MIB, LoadingTable, Spread, format_number
 
 # Cold stands above warm on every line, so that the two are told apart where they meet.
 _STATES: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def _title(table: LoadingTable, subject: str) -> str:
     if lines.empty:
         return f"{subject}: not run"
     touched, file = lines["touched_bytes"].max(), lines["file_bytes"].max()
-    return f"{subject}: {number(touched / MIB)} MiB wanted of a file of {number(file / MIB)} MiB"
+    return f"{subject}: {format_number(touched / MIB)} MiB wanted of a file of {format_number(file / MIB)} MiB"
 
 
 def _draw_times(axis: Axes, table: LoadingTable, subject: str, methods: Sequence[str]) -> None:

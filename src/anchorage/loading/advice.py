@@ -18,8 +18,8 @@ from anchorage.loading.summary import (
     chance_apart,
     joined,
     mib,
-    number,
-    times,
+    format_number,
+    format_ratio,
 )
 from anchorage.loading.uses import describe_uses
 
@@ -105,10 +105,10 @@ def _states(lines: pd.DataFrame) -> Iterator[str]:
             f"the whole file in the page cache, {n_cold} nothing of it. They are in loading.csv and nowhere below."
         )
     if len(cold):
-        share, resident = cold["bytes_from_disk"] / cold["touched_bytes"], number(100 * cold["resident_before"].max())
+        share, resident = cold["bytes_from_disk"] / cold["touched_bytes"], format_number(100 * cold["resident_before"].max())
         yield (
             f"Cold, {len(cold)} measurements: at most {resident} % of the file was in the page cache before ({by}), "
-            f"and {number(share.min())} to {number(share.max())} times the touched bytes were read from the disk."
+            f"and {format_number(share.min())} to {format_number(share.max())} times the touched bytes were read from the disk."
         )
         if (cold["cold_kind"] == "guest-cold").any():
             yield (
@@ -117,8 +117,8 @@ def _states(lines: pd.DataFrame) -> Iterator[str]:
             )
     if len(warm):
         yield (
-            f"Warm, {len(warm)} measurements: at least {number(100 * warm['resident_before'].min())} % of the file was "
-            f"in the page cache before, and at most {number(warm['bytes_from_disk'].max())} bytes were read."
+            f"Warm, {len(warm)} measurements: at least {format_number(100 * warm['resident_before'].min())} % of the file was "
+            f"in the page cache before, and at most {format_number(warm['bytes_from_disk'].max())} bytes were read."
         )
 
 
@@ -137,11 +137,11 @@ def _methods_table(table: LoadingTable, subject: str) -> list[str]:
         cold, warm = (table.spread(subject, method, state) for state in ("cold", "warm"))
         rates = [table.spread(subject, method, state, "gb_s") for state in ("cold", "warm")]
         if method in table.methods(subject):
-            memory = [number(table.any_state(subject, method, name)) for name in ("peak_mib", "anonymous_mib")]
+            memory = [format_number(table.any_state(subject, method, name)) for name in ("peak_mib", "anonymous_mib")]
         else:
             memory = [_NONE, _NONE]
-        ratio = number(cold.middle / warm.middle) if cold and warm else _NONE
-        speeds = [number(rate.middle) if rate else _NONE for rate in rates]
+        ratio = format_number(cold.middle / warm.middle) if cold and warm else _NONE
+        speeds = [format_number(rate.middle) if rate else _NONE for rate in rates]
         cells = [f"`{method}`", cold or "not run", warm or "not run", ratio, *speeds, *memory]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
@@ -168,7 +168,7 @@ def _explain(subject: str, method: str, found: dict[tuple[str, str], Spread]) ->
         load, touch, total = (found[state, part] for part in ("load_s", "touch_s", "total_s"))
         lazy = load.middle <= QUICK_SHARE * total.middle
         why = "it has read next to nothing by then" if lazy else "it has read some of the file by then"
-        share = number(100 * load.middle / total.middle)
+        share = format_number(100 * load.middle / total.middle)
         yield (
             f"{state.capitalize()}, `{method}` of {subject} returns after {load} s, {share} % of its whole time: {why}."
             f" Touching every byte then takes {touch} s."
@@ -176,7 +176,7 @@ def _explain(subject: str, method: str, found: dict[tuple[str, str], Spread]) ->
     cold, warm = found["cold", "total_s"], found["warm", "total_s"]
     if apart(cold, warm) and cold.middle > warm.middle:
         yield (
-            f"All in all it is {cold} s cold and {warm} s warm, {times(cold.middle, warm.middle)} as long: today the "
+            f"All in all it is {cold} s cold and {warm} s warm, {format_ratio(cold.middle, warm.middle)} as long: today the "
             "file lies in the page cache, on Monday the machine has been restarted, or its memory been used for "
             "something else, and every byte comes from the disk."
         )
@@ -187,7 +187,7 @@ def _explain(subject: str, method: str, found: dict[tuple[str, str], Spread]) ->
 def _explain_copy(table: LoadingTable, subject: str) -> Iterator[str]:
     load, total = (table.spread(subject, "torch.load", "cold", part) for part in ("load_s", "total_s"))
     if load and total:
-        yield f"`torch.load` pays {number(100 * load.middle / total.middle)} % of its {total} s cold while it loads."
+        yield f"`torch.load` pays {format_number(100 * load.middle / total.middle)} % of its {total} s cold while it loads."
     yield "So of any loading time ask two things: cold or warm, and was every byte touched?"
 
 
@@ -201,7 +201,7 @@ def _checks(tables: Tables) -> Iterator[str]:
     read_all = read_all[read_all["bytes_from_disk"].notna()]  # there are kernels that do not count them
     off = (read_all["bytes_from_disk"] / read_all["file_bytes"] - 1).abs()
     told = f"Cold: methods that read the whole file read its size within {100 * WHOLE_FILE_BYTES:.0f} % and a page"
-    told += f" (off by at most {number(100 * off.max())} %)" if len(off) else ""
+    told += f" (off by at most {format_number(100 * off.max())} %)" if len(off) else ""
     yield _check(told, len(read_all), (off <= WHOLE_FILE_BYTES + mmap.PAGESIZE / read_all["file_bytes"]).all())
     warm = warm[warm["bytes_from_disk"].notna()]
     yield _check("Warm: nothing read from the disk", len(warm), (warm["bytes_from_disk"] == 0).all())
@@ -223,18 +223,18 @@ def _one_site(table: LoadingTable) -> Iterator[str]:
         return
     wanted, file = (table.any_state(subject, "ours", name) for name in ("touched_bytes", "file_bytes"))
     if file < SITES * wanted:
-        yield f"{told}: nothing is demanded, the file holds {number(file / wanted)} times what is wanted, not {SITES}."
+        yield f"{told}: nothing is demanded, the file holds {format_number(file / wanted)} times what is wanted, not {SITES}."
         return
     if fetched := table.spread(subject, "ours", "cold", "bytes_from_disk"):
         found = f"fetched {mib(fetched.middle)} for {mib(wanted)} wanted of {mib(file)}"
-        told_bytes = f"{told}, cold: {found}, {times(fetched.middle, wanted)} as much"
+        told_bytes = f"{told}, cold: {found}, {format_ratio(fetched.middle, wanted)} as much"
         yield _check(told_bytes, fetched.n_repeats, fetched.high <= ONE_SITE_BYTES * wanted)
     for state, demanded in ONE_SITE_TIMES.items():
         ours, other = (table.spread(subject, method, state) for method in ("ours", "torch.load"))
         if not ours or not other:
             yield f"{told} against `torch.load`, {state}: not run."
             continue
-        found = f"{told}, {state}: {ours} s, {times(other.middle, ours.middle)} as fast as `torch.load`, {other} s"
+        found = f"{told}, {state}: {ours} s, {format_ratio(other.middle, ours.middle)} as fast as `torch.load`, {other} s"
         told_times = f"{found}; at least {demanded} times is demanded"
         yield _check(told_times, ours.n_repeats, other.middle >= demanded * ours.middle)
 
@@ -249,8 +249,8 @@ def _three_workers(workers: pd.DataFrame) -> str:
     most, least = max(mapping, key=sums.__getitem__), min(copying, key=sums.__getitem__)
     ratio = sums[most] / sums[least]
     return _check(
-        f"{WORKERS} workers by `{most}` hold {number(sums[most])} MiB together (sum of PSS), {WORKERS} by `{least}` "
-        f"{number(sums[least])} MiB: {number(ratio)} of it, less than {number(WORKERS_SHARE)} is demanded",
+        f"{WORKERS} workers by `{most}` hold {format_number(sums[most])} MiB together (sum of PSS), {WORKERS} by `{least}` "
+        f"{format_number(sums[least])} MiB: {format_number(ratio)} of it, less than {format_number(WORKERS_SHARE)} is demanded",
         1,
         ratio < WORKERS_SHARE,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from anchorage.loading.summary import MIB, LoadingTable, Spread, joined, lower, mib, number, times
+from anchorage.loading.summary import MIB, LoadingTable, Spread, joined, lower, format_number, format_ratio, mib
 from anchorage.store.identity import check_key
 
 QUICK_SHARE = 0.1  # a load that takes so little of the copying one's has read nothing
@@ -141,7 +141,7 @@ def peaks_are_the_same(tables: Tables) -> Iterator[Finding]:
         if len(rises) > 1:
             least, most = min(rises, key=rises.__getitem__), max(rises, key=rises.__getitem__)
             text = (
-                f"{subject}: the peak rises by {number(rises[least])} MiB (`{least}`) to {number(rises[most])} MiB "
+                f"{subject}: the peak rises by {format_number(rises[least])} MiB (`{least}`) to {format_number(rises[most])} MiB "
                 f"(`{most}`)"
             )
             yield Finding(text, rises[most] <= SAME_PEAK * rises[least])
@@ -158,8 +158,8 @@ def _kinds_of_memory(table: LoadingTable, subject: str, methods: list[str]) -> I
         if shares:
             told = joined([f"`{method}`" for method in methods if method in names])
             text = (
-                f"{subject}: of methods {kind} ({told}) anonymous memory is {number(min(shares))} to "
-                f"{number(max(shares))} times the tensors' bytes"
+                f"{subject}: of methods {kind} ({told}) anonymous memory is {format_number(min(shares))} to "
+                f"{format_number(max(shares))} times the tensors' bytes"
             )
             yield Finding(text, max(shares) <= LITTLE if names is MAPPING else min(shares) >= MOST)
 
@@ -174,7 +174,7 @@ def one_tensor_alone(tables: Tables) -> Iterator[Finding]:
                 wanted, file = (table.any_state(subject, method, name) for name in ("touched_bytes", "file_bytes"))
                 text = (
                     f"{subject}: `{method}` wanted {mib(wanted)} of {mib(file)} and fetched {mib(fetched.middle)}, "
-                    f"{times(fetched.middle, wanted)} as much"
+                    f"{format_ratio(fetched.middle, wanted)} as much"
                 )
                 yield Finding(text, fetched.high <= NEAR * wanted)
 
@@ -188,8 +188,8 @@ def workers_share(tables: Tables) -> Iterator[Finding]:
             continue
         each = (loaded[most] / loaded[1] - 1) / (most - 1)
         text = (
-            f"{subject}: `{method}` takes {number(loaded[1])} MiB in one worker, {number(loaded[most])} MiB in {most} "
-            f"together: each further one adds {number(each)} of the first"
+            f"{subject}: `{method}` takes {format_number(loaded[1])} MiB in one worker, {format_number(loaded[most])} MiB in {most} "
+            f"together: each further one adds {format_number(each)} of the first"
         )
         yield Finding(text, each < HALF_PRIVATE if method in MAPPING else each >= HALF_PRIVATE)
 
@@ -204,7 +204,7 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
         else:
             again = line.second_bytes_from_disk
             found = f"read {mib(line.first_bytes_from_disk)}, and {mib(again)} again for the second pass"
-            swapped = f", {number(line.swap_mib)} MiB swapped out" if line.swap_mib > 0 else ""
+            swapped = f", {format_number(line.swap_mib)} MiB swapped out" if line.swap_mib > 0 else ""
             found, in_swap = found + swapped, line.swap_mib > 0
             holds = (again > 0 if line.method in MAPPING else in_swap) if tight else again == 0
         limit = "no limit" if pd.isna(line.limit_mib) else f"limit {line.limit_of}"
@@ -215,9 +215,9 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
 def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
     """What a benchmark that dropped nothing would call cold. A step whose pages were dropped is the control."""
     for line in measured(tables.accident).itertuples():
-        resident, read = number(100 * line.resident_before), mib(line.bytes_from_disk)
+        resident, read = format_number(100 * line.resident_before), mib(line.bytes_from_disk)
         text = (
-            f"{line.what.rstrip('.')}: {number(line.total_s)} s, {number(line.of_cold_time)} of the cold time; "
+            f"{line.what.rstrip('.')}: {format_number(line.total_s)} s, {format_number(line.of_cold_time)} of the cold time; "
             f"{resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
         )
         if line.verdict.startswith("cold"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from anchorage.loading.claims import Tables, measured
-from anchorage.loading.summary import MIB, LoadingTable, Spread, apart, joined, mib, number, spread_of, times
+from anchorage.loading.summary import MIB, LoadingTable, Spread, apart, joined, format_number, format_ratio, mib, spread_of
 
 
 def describe_uses(tables: Tables) -> Iterator[str]:
@@ -33,13 +33,13 @@ def headline(table: LoadingTable) -> str:
     said = []
     cold, warm = (found["weights", "torch.load", state] for state in ("cold", "warm"))
     if cold and warm:
-        ratio = times(cold.middle, warm.middle)
+        ratio = format_ratio(cold.middle, warm.middle)
         said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio} as long")
     for state in ("cold", "warm"):
         ours, other = (found["shard", method, state] for method in ("ours", "torch.load"))
         if ours and other:
             said.append(
-                f"one site of a shard, {state}: {times(other.middle, ours.middle)} as fast as torch.load of all"
+                f"one site of a shard, {state}: {format_ratio(other.middle, ours.middle)} as fast as torch.load of all"
             )
     return f"{'; '.join(said)}. Which method for which use: loading.md." if said else "See loading.md."
 
@@ -68,13 +68,13 @@ def _best(table: LoadingTable, subject: str, state: str, methods: list[str]) -> 
     slowest, slow = others[-1]
     text = f"`{first}`, {time} s."
     if slowest not in alike:
-        text += f" It is {times(slow.middle, time.middle)} as fast as `{slowest}`, the slowest."
+        text += f" It is {format_ratio(slow.middle, time.middle)} as fast as `{slowest}`, the slowest."
     if not alike:
         return text + " Every other one is slower."
     text += f" No difference from it was shown for {joined([f'`{name}`' for name in alike])}."
     least = min([first, *alike], key=lambda name: table.any_state(subject, name, "anonymous_mib"))
     held = table.any_state(subject, least, "anonymous_mib")
-    return f"{text} Of these `{least}` holds the least anonymous memory, {number(held)} MiB."
+    return f"{text} Of these `{least}` holds the least anonymous memory, {format_number(held)} MiB."
 
 
 def _one_against_all(table: LoadingTable, subject: str, state: str) -> str:
@@ -87,7 +87,7 @@ def _one_against_all(table: LoadingTable, subject: str, state: str) -> str:
     if not apart(time, other):
         return f"{text} No difference was shown from the whole file by `{name}`, {other} s."
     faster = "as fast as" if time.middle < other.middle else "the speed of"
-    return f"{text} That is {times(other.middle, time.middle)} {faster} the whole file by `{name}`, {other} s."
+    return f"{text} That is {format_ratio(other.middle, time.middle)} {faster} the whole file by `{name}`, {other} s."
 
 
 def _best_workers(workers: pd.DataFrame) -> str:
@@ -98,10 +98,10 @@ def _best_workers(workers: pd.DataFrame) -> str:
     sums = lines[lines["n_workers"] == most].set_index("method")["pss_mib"].sort_values(kind="stable")
     least, greatest = sums.index[0], sums.index[-1]
     if len(sums) == 1:
-        return f"{most} by `{least}` hold {number(sums.iloc[0])} MiB together, the only method measured."
+        return f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together, the only method measured."
     return (
-        f"{most} by `{least}` hold {number(sums.iloc[0])} MiB together (sum of PSS), by `{greatest}` "
-        f"{number(sums.iloc[-1])} MiB, {times(sums.iloc[-1], sums.iloc[0])} as much. One measurement each."
+        f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together (sum of PSS), by `{greatest}` "
+        f"{format_number(sums.iloc[-1])} MiB, {format_ratio(sums.iloc[-1], sums.iloc[0])} as much. One measurement each."
     )
 
 
@@ -139,7 +139,7 @@ def _best_device(copies: pd.DataFrame) -> str:
     slower = [(way, other) for way, other in others if apart(time, other)]
     if slower:
         way, other = slower[-1]
-        text += f" It is {times(other.middle, time.middle)} as fast as `{way}`, the slowest."
+        text += f" It is {format_ratio(other.middle, time.middle)} as fast as `{way}`, the slowest."
     return text
 
 
