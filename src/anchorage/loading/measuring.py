@@ -43,7 +43,8 @@ COLUMNS = {
     "first_forward_s": "the model's first forward pass after that, without building the model; of forward lines only",
     "touch_s": "after that every byte of the wanted tensors read, by the checksum compared with what was written",
     "total_s": "load_s and, of touch lines, touch_s; of forward lines first_forward_s",
-    "wait_s": "of total_s, what threads that were ready to run waited for a processor, added up; ended threads left out",
+    "wait_s": "of total_s, what threads that were ready to run waited for a processor, added up; ended threads left "
+    "out",
     "file_bytes": "size of the file that the method reads",
     "touched_bytes": "size of the wanted tensors",
     "gb_s": "touched_bytes / 1e9 / total_s",
@@ -159,8 +160,7 @@ def tabulate(
     faults += [
         f"{name}/{method}"
         for name, method in expected
-        if (name, method) not in found
-        or not is_whole(found[name, method], repeats, uses_of(subjects[name], method))
+        if (name, method) not in found or not is_whole(found[name, method], repeats, uses_of(subjects[name], method))
     ]
     if faults:
         raise MeasurementError(
@@ -171,8 +171,8 @@ def tabulate(
 
 
 def is_whole(lines: pd.DataFrame, repeats: int, uses: Sequence[str]) -> bool:
-    """Whether a subject's and method's lines are all there: one that is not run, or every repeat of each state and use.
-    """
+    """Whether a subject's and method's lines are all there: one that is not run, or every repeat of each state and "
+    "use."""
     filled = lines[["status", "state", "use", "repeat"]].fillna({"state": "", "use": "", "repeat": -1})
     known = sorted(filled.itertuples(index=False, name=None))
     if known == [(NOT_RUN, "", "", -1)]:

@@ -140,7 +140,8 @@ def make_cold(path: Path | str, *, drop_caches: bool = False) -> None:
     """
     if reason := never_cold(path):
         raise MeasurementError(
-            f"{path} cannot be made cold: {reason}. Put the results on a disk, or set loading: null to measure no loading"
+            f"{path} cannot be made cold: {reason}. Put the results on a disk, or set loading: null to measure no "
+            "loading"
         )
     if sys.platform == "darwin":
         _copy_uncached(Path(path))

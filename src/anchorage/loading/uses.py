@@ -7,7 +7,20 @@ from collections.abc import Iterator
 import pandas as pd
 
 from anchorage.loading.claims import Tables, measured
-from anchorage.loading.summary import MIB, LoadingTable, Spread, apart, joined, format_number, format_ratio, mib, spread_of
+from anchorage.loading.subject import MEASURED, NOT_RUN
+from anchorage.loading.summary import (
+    MIB,
+    LoadingTable,
+    Spread,
+    apart,
+    format_number,
+    format_ratio,
+    joined,
+    mib,
+    spread_of,
+)
+
+_NO_DIFFERENCE = "no difference was shown"
 
 
 def describe_uses(tables: Tables) -> Iterator[str]:
@@ -33,14 +46,14 @@ def headline(table: LoadingTable) -> str:
     said = []
     cold, warm = (found["weights", "torch.load", state] for state in ("cold", "warm"))
     if cold and warm:
-        ratio = format_ratio(cold.middle, warm.middle)
-        said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio} as long")
+        ratio = f"{format_ratio(cold.middle, warm.middle)} as long" if apart(cold, warm) else _NO_DIFFERENCE
+        said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio}")
     for state in ("cold", "warm"):
         ours, other = (found["shard", method, state] for method in ("ours", "torch.load"))
         if ours and other:
-            said.append(
-                f"one site of a shard, {state}: {format_ratio(other.middle, ours.middle)} as fast as torch.load of all"
-            )
+            ratio = f"{format_ratio(other.middle, ours.middle)} as fast as" if apart(ours, other) else _NO_DIFFERENCE
+            against = "torch.load of all" if apart(ours, other) else "against torch.load of all"
+            said.append(f"one site of a shard by our reader, {state}: {ratio} {against}")
     return f"{'; '.join(said)}. Which method for which use: loading.md." if said else "See loading.md."
 
 
@@ -101,20 +114,21 @@ def _best_workers(workers: pd.DataFrame) -> str:
         return f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together, the only method measured."
     return (
         f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together (sum of PSS), by `{greatest}` "
-        f"{format_number(sums.iloc[-1])} MiB, {format_ratio(sums.iloc[-1], sums.iloc[0])} as much. One measurement each."
+        f"{format_number(sums.iloc[-1])} MiB, {format_ratio(sums.iloc[-1], sums.iloc[0])} as much. One measurement "
+        "each."
     )
 
 
 def _under_pressure(pressure: pd.DataFrame) -> str:
-    lines = pressure[pressure["status"] != "not run"]
+    lines = pressure[pressure["status"] != NOT_RUN]
     if lines.empty:
         return _reason(pressure)
     tight = lines[lines["limit_mib"] - lines["base_mib"] < lines["file_bytes"] / MIB]
-    went_on = list(dict.fromkeys(tight.loc[tight["status"] == "measured", "method"]))
+    went_on = list(dict.fromkeys(tight.loc[tight["status"] == MEASURED, "method"]))
     killed = list(dict.fromkeys(tight.loc[tight["status"] == "killed", "method"]))
     parts = []
     if went_on:
-        again = tight.loc[tight["status"] == "measured", "second_bytes_from_disk"].max()
+        again = tight.loc[tight["status"] == MEASURED, "second_bytes_from_disk"].max()
         parts.append(
             f"{_names(went_on)} went on with less memory than the tensors take, and read up to {mib(again)} again "
             "for a second pass"

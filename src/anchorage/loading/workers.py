@@ -51,9 +51,7 @@ COLUMNS = {
 WORKERS = (1, 2, 3, 4)
 # Of each format the first method that copies the whole file and the first that maps it.
 COMPARED = tuple(
-    {
-        (method.suffix, method.maps): name for name, method in reversed(METHODS.items()) if not method.first_only
-    }.values()
+    {(method.suffix, method.maps): name for name, method in reversed(METHODS.items()) if not method.first_only}.values()
 )[::-1]
 
 _KILLED = "a worker was killed, most likely by the kernel because no memory was left"
