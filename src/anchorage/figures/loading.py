@@ -32,9 +32,9 @@ def plot_loading(table: pd.DataFrame, paths: Sequence[Path]) -> None:
     """Draw, a row of panels a subject, each method's time cold and warm on a log scale, and its memory.
 
     Args:
-        table: ``loading.csv``: subject, method, state, use (of touch alone is drawn), status, total_s, touched_bytes,
-            file_bytes, peak_mib, anonymous_mib, file_mib. Subjects and methods in the order in which they are drawn; a method without a
-            measurement is named as not run.
+        table: ``loading.csv``: subject, method, state, use (touch alone is drawn), status, total_s, touched_bytes,
+            file_bytes, peak_mib, anonymous_mib, file_mib. Subjects and methods in the order in which they are drawn; a
+            method without a measurement is named as not run.
         paths: files to write; the suffix chooses the format.
     """
     found = LoadingTable(table)

@@ -211,7 +211,8 @@ def _one_site(table: LoadingTable) -> Iterator[str]:
         return
     wanted, file = (table.any_state(subject, "ours", name) for name in ("touched_bytes", "file_bytes"))
     if file < SITES * wanted:
-        yield f"{told}: nothing is demanded, the file holds {format_number(file / wanted)} times what is wanted, not {SITES}."
+        held = format_number(file / wanted)
+        yield f"{told}: nothing is demanded, the file holds {held} times what is wanted, not {SITES}."
         return
     if fetched := table.spread(subject, "ours", "cold", "bytes_from_disk"):
         found = f"fetched {mib(fetched.middle)} for {mib(wanted)} wanted of {mib(file)}"
