@@ -10,8 +10,8 @@ import pandas as pd
 COLUMNS = [
     "key", "subject", "method", "state", "use", "repeat", "position", "status", "reason", "load_s", "first_forward_s",
     "touch_s", "total_s", "wait_s", "file_bytes", "touched_bytes", "gb_s", "bytes_from_disk", "resident_before",
-    "resident_loaded", "resident_after", "residency_by", "cold_kind", "peak_mib", "base_mib", "anonymous_mib", "file_mib",
-    "major_faults", "minor_faults", "filesystem", "kernel",
+    "resident_loaded", "resident_after", "residency_by", "cold_kind", "peak_mib", "base_mib", "anonymous_mib",
+    "file_mib", "major_faults", "minor_faults", "filesystem", "kernel",
 ]  # fmt: skip
 MIB = 2**20
 DEFAULT = ["torch.load", "torch.load-mmap", "load_file", "one-tensor", "ours"]
@@ -36,10 +36,12 @@ def measurement(subject: str, method: str, state: str, repeat: int) -> dict[str,
     total_s = load_s + (0.0 if copies else whole_s)
     return {
         "subject": subject, "method": method, "state": state, "use": "touch", "repeat": repeat, "position": repeat,
-        "status": "measured", "load_s": load_s, "touch_s": total_s - load_s, "total_s": total_s, "wait_s": 0.01 * total_s,
+        "status": "measured", "load_s": load_s, "touch_s": total_s - load_s, "total_s": total_s,
+        "wait_s": 0.01 * total_s,
         "file_bytes": file * MIB, "touched_bytes": touched * MIB, "gb_s": touched * MIB / 1e9 / total_s,
         "bytes_from_disk": read * MIB if state == "cold" else 0, "resident_before": 0.0 if state == "cold" else 1.0,
-        "resident_loaded": 1.0 if copies or state == "warm" else 0.02, "resident_after": 1.0, "residency_by": "cachestat", "cold_kind": "guest-cold" if state == "cold" else None,
+        "resident_loaded": 1.0 if copies or state == "warm" else 0.02,
+        "resident_after": 1.0, "residency_by": "cachestat", "cold_kind": "guest-cold" if state == "cold" else None,
         "base_mib": 200.0, "peak_mib": 200.0 + read, "anonymous_mib": read if copies else 1.0,
         "file_mib": 0.0 if copies else touched, "major_faults": 0, "minor_faults": 9, "filesystem": "ext4",
         "kernel": "6.18",

@@ -83,7 +83,7 @@ def test_a_claim_that_the_numbers_contradict_does_not_hold(claim, column, factor
     for method in methods:
         table = change(table, column, factor, method=method, **where)
     changed = verdicts(advice(table))
-    assert changed[claim] in ("does not hold", "holds")
+    assert changed[claim] in ("does not hold", "holds in part")
     others = {name for name, verdict in changed.items() if verdict != "holds"} - {claim}
     assert not others - {"quick", "torch", "peak"}  # one number speaks to several claims
 
@@ -130,8 +130,9 @@ def test_the_figures_are_those_of_the_table():
     assert "2.02 (2.00 to 2.04) s cold and 0.127 (0.126 to 0.129) s warm, 15.9 times as long" in text
     # mapped, nothing read when it returns; load and touch add up
     assert (
-        "Cold, in the middle one of 3 repeats, `torch.load-mmap` of weights returns after 0.00100 s: it has read next to "
-        "nothing, 2.00 % of the file is in the page cache by then. Touching every byte then takes 2.02 s, 2.02 s in all."
+        "Cold, in the middle one of 3 repeats, `torch.load-mmap` of weights returns after 0.00100 s: it has read next "
+        "to nothing, 2.00 % of the file is in the page cache by then. Touching every byte then takes 2.02 s, 2.02 s in "
+        "all."
     ) in text
     # the model runs for 3 s, after 1.01 and 0.505 s of loading, or 1 ms
     assert "| `torch.load` | 1.01 (1.00 to 1.02) | 3.00 | 4.01 (4.00 to 4.02) | 0.505 (0.500 to 0.510) | 3.00 |" in text

@@ -27,8 +27,8 @@ EXACT, SPARE_BYTES = 1.05, 64 << 10  # what an exact method may fetch: so many t
 _DISK_TOLERANCE = 0.02
 _SCHEDULED = Path("/proc/self/task")
 _REMEDIES = {
-    COLD: "Let nothing else read, write or map the file meanwhile; what lies on a filesystem with a cache of its own, or "
-    "of which the kernel counts no bytes (FUSE), is never proved cold: put the results on another",
+    COLD: "Let nothing else read, write or map the file meanwhile; what lies on a filesystem with a cache of its own, "
+    "or of which the kernel counts no bytes (FUSE), is never proved cold: put the results on another",
     WARM: "Give the machine more free memory than the file has bytes, and let nothing else run beside",
 }
 
