@@ -141,7 +141,7 @@ def test_the_figures_are_those_of_the_table():
         in text
     )
     assert "In 24 of them a model ran for the first time instead" in text
-    assert "Waiting for a processor took at most 2.00 % of a measurement's time." in text
+    assert "waited for a processor, added up, for at most 2.00 % of a measurement's time." in text
     assert "## weights: 512 MiB wanted of a file of 512 MiB\n" in text
 
 
@@ -166,7 +166,7 @@ def test_measurements_that_waited_long_are_named():
     table = change(loading_table(), "wait_s", 30, subject="big", method="ours", state="cold")
     text = advice(table)
     assert (
-        "at most 30.0 % of a measurement's time; in 3 it took more than 10 %: big ours cold touch (3, up to 30.0 %)."
+        "at most 30.0 % of a measurement's time; in 3 for more than 10 %: big ours cold touch (3, up to 30.0 %)."
         in text
     )
     assert "the kernel does not tell" in advice(table.assign(wait_s=None))

@@ -151,7 +151,8 @@ def _waits(table: LoadingTable) -> str:
     if lines.empty:
         return "How long measurements waited for a processor the kernel does not tell."
     shares = lines["wait_s"] / lines["total_s"]
-    text = f"Waiting for a processor took at most {format_number(100 * shares.max())} % of a measurement's time"
+    most = format_number(100 * shares.max())
+    text = f"Threads ready to run waited for a processor, added up, for at most {most} % of a measurement's time"
     long = shares > _LONG_WAIT
     if not long.any():
         return f"{text}."
@@ -159,7 +160,7 @@ def _waits(table: LoadingTable) -> str:
         f"{' '.join(map(str, case))} ({len(rows)}, up to {format_number(100 * rows.max())} %)"
         for case, rows in shares[long].groupby([lines[name] for name in ("subject", "method", "state", "use")])
     ]
-    return f"{text}; in {int(long.sum())} it took more than {100 * _LONG_WAIT:.0f} %: {joined(cases)}."
+    return f"{text}; in {int(long.sum())} for more than {100 * _LONG_WAIT:.0f} %: {joined(cases)}."
 
 
 def _methods_table(table: LoadingTable, subject: str) -> list[str]:

@@ -114,10 +114,11 @@ def _unmet(row: Mapping[str, Any], disk: int, reads_all: bool, exact: bool) -> l
     state = row["state"]
     if state == WARM and disk:
         return ["no bytes"]
-    # The kernel reads whole pages: more than 2 % of a small file.
-    least, most = (1 - _DISK_TOLERANCE) * row["file_bytes"], (1 + _DISK_TOLERANCE) * row["file_bytes"] + PAGESIZE
-    if state == COLD and reads_all and not least <= disk <= most:
-        return [f"{row['file_bytes']} bytes (within {_DISK_TOLERANCE:.0%}, and a page more)"]
+    if state == COLD and reads_all:
+        # The kernel reads whole pages: more than 2 % of a small file.
+        least, most = (1 - _DISK_TOLERANCE) * row["file_bytes"], (1 + _DISK_TOLERANCE) * row["file_bytes"] + PAGESIZE
+        told = f"{row['file_bytes']} bytes (within {_DISK_TOLERANCE:.0%}, and a page more)"
+        return [] if least <= disk <= most else [told]
     if state == COLD and not reads_all and disk < (1 - _DISK_TOLERANCE) * row["touched_bytes"]:
         return [f"at least {1 - _DISK_TOLERANCE:.0%} of {row['touched_bytes']} bytes"]
     if state == COLD and exact and disk > EXACT * row["touched_bytes"] + SPARE_BYTES:
