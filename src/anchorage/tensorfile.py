@@ -73,6 +73,20 @@ def encode_header(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> t
     Returns:
         The header bytes, a multiple of 8 long, and the tensors' entries by name.
     """
+    header, text = _lay_out(specs, metadata)
+    assert len(text) <= _MAX_HEADER_BYTES, f"a header of {len(text)} bytes would be refused when read"
+    data = len(text).to_bytes(8, "little") + text
+    entries = {spec.name: TensorEntry(spec, len(data) + header[spec.name]["data_offsets"][0]) for spec in specs}
+    return data, entries
+
+
+def fits_header(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bool:
+    """Whether :func:`encode_header` can be asked: a longer header would be refused when read."""
+    return len(_lay_out(specs, metadata)[1]) <= _MAX_HEADER_BYTES
+
+
+def _lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The header's entries, and its text."""
     header: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(metadata)}}
     offset = 0
     for spec in specs:
@@ -83,11 +97,7 @@ def encode_header(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> t
         }
         offset += spec.n_bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGN_BYTES)
-    assert len(text) <= _MAX_HEADER_BYTES, f"a header of {len(text)} bytes would be refused when read"
-    data = len(text).to_bytes(8, "little") + text
-    entries = {spec.name: TensorEntry(spec, len(data) + header[spec.name]["data_offsets"][0]) for spec in specs}
-    return data, entries
+    return header, text + b" " * (-len(text) % _ALIGN_BYTES)
 
 
 class TensorFile:

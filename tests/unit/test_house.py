@@ -62,7 +62,7 @@ LAYERS = [
     ["loading.fresh", "loading.subject", "loading.pagecache", "loading.raw", "loading.methods", "loading.subjects"],
     ["loading.forward", "loading.trial", "loading.measuring", "loading.workers", "loading.memorygroup"],
     ["loading.pressure", "loading.devicecopy", "loading.accident", "loading.lies", "loading.refusals"],
-    ["loading.summary", "loading.claims", "loading.uses", "loading.advice"],
+    ["loading.summary", "loading.claims", "loading.uses", "loading.puzzle", "loading.advice"],
     ["durability.recipes", "durability.torchrecipes", "durability.ourrecipes"],
     ["durability.saver", "durability.syscalls", "durability.order"],
     ["durability.ptrace", "durability.tracing", "durability.kills", "durability.mounts"],

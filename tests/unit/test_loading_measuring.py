@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 import types
 from mmap import PAGESIZE
 from pathlib import Path
@@ -29,11 +30,11 @@ from anchorage.durable import write_json
 from anchorage.errors import AnchorageError, IntegrityError, MeasurementError
 from anchorage.loading import measuring, trial
 from anchorage.loading.fresh import FreshProcesses
-from anchorage.loading.measuring import COLUMNS, draw_states, measure_method, tabulate
+from anchorage.loading.measuring import COLUMNS, draw_states, measure_method, tabulate, uses_of
 from anchorage.loading.methods import METHODS, Method
 from anchorage.loading.pagecache import filesystem, make_cold, make_warm, never_cold
-from anchorage.loading.subject import Subject, read_subjects
-from anchorage.loading.trial import digest_tensor, measure, prove
+from anchorage.loading.subject import Subject, digest_tensor, read_subjects
+from anchorage.loading.trial import measure, prove
 
 PLAIN = ["torch.load", "torch.load-mmap", "load_file", "one-tensor"]
 ON_LINUX = sys.platform.startswith("linux")
@@ -124,7 +125,12 @@ def test_cold_and_warm_are_what_they_say(fresh, subject, method):
         assert row["total_s"] == pytest.approx(row["load_s"] + row["touch_s"], abs=3e-6)
         assert row["gb_s"] == pytest.approx(row["touched_bytes"] / 1e9 / row["total_s"], rel=0.01)
         assert row["first_forward_s"] is None
+        assert row["use"] == "touch"
+        assert 0 <= row["wait_s"] < 60
         assert 0 < row["base_mib"] <= row["peak_mib"]
+    assert warm["resident_loaded"] == 1
+    assert 0 <= cold["resident_loaded"] <= 1
+    assert method != "torch.load" or cold["resident_loaded"] == 1  # what copies has read all by then
     assert cold["major_faults"] > 0 or method == "torch.load"  # mapped pages are waited for, copied ones are not
 
 
@@ -177,19 +183,69 @@ def test_the_digest_is_of_the_bytes_that_are_stored(subject):
         trial.check_tensors("file", subject, {"few": loaded["few"] + 1})
 
 
-def test_a_models_first_forward_pass_is_timed_with_all_of_its_tensors_only(subject, monkeypatch):
+@pytest.fixture
+def slow_forward(monkeypatch):
+    """A model whose forward pass takes 50 ms, and whose building takes 200; what they were given."""
     seen = []
     module = types.ModuleType("anchorage.loading.forward")
-    module.first_forward = lambda facts, tensors: seen.append((facts.model, set(tensors))) or 0.25
+    module.build_empty = lambda facts, dtype: time.sleep(0.2) or facts.model
+    module.first_forward = lambda model, tensors: time.sleep(0.05) or seen.append((model, set(tensors)))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    return seen
+
+
+def test_a_forward_pass_stands_in_the_touchs_place_and_the_bytes_are_compared_all_the_same(subject, slow_forward):
     model = dataclasses.replace(subject, model="folder")
-    row = measure(model.to_json(), "load_file", "as-found")
-    assert row["first_forward_s"] == 0.25
-    assert row["total_s"] == pytest.approx(row["load_s"] + 0.25 + row["touch_s"], abs=3e-6)
-    assert seen == [("folder", set(subject.digests))]
-    assert measure(model.to_json(), "one-tensor", "as-found")["first_forward_s"] is None
-    assert measure(subject.to_json(), "load_file", "as-found")["first_forward_s"] is None
-    assert len(seen) == 1
+    row = measure(model.to_json(), "load_file", "as-found", "forward")
+    assert row["use"] == "forward"
+    assert 0.05 <= row["first_forward_s"] < 0.2  # without building the model
+    assert row["total_s"] == pytest.approx(row["load_s"] + row["first_forward_s"], abs=3e-6)
+    assert row["touch_s"] > 0
+    assert slow_forward == [("folder", set(subject.digests))]
+    wrong = dataclasses.replace(model, digests={**subject.digests, "w0": "0" * 16})
+    with pytest.raises(IntegrityError, match="tensor 'w0'"):
+        measure(wrong.to_json(), "load_file", "as-found", "forward")
+
+
+def test_a_touch_runs_no_model(subject, slow_forward):
+    row = measure(dataclasses.replace(subject, model="folder").to_json(), "load_file", "as-found", "touch")
+    assert row["first_forward_s"] is None
+    assert not slow_forward
+
+
+def test_a_model_runs_where_a_method_gives_the_whole_of_it(subject):
+    model = dataclasses.replace(subject, model="folder")
+    assert uses_of(model, "load_file") == ("touch", "forward")
+    assert uses_of(model, "one-tensor") == uses_of(subject, "load_file") == ("touch",)
+    assert uses_of(dataclasses.replace(model, wanted=("w0",)), "load_file") == ("touch",)
+
+
+@pytest.mark.skipif(not ON_LINUX, reason="not run: waiting for a processor is counted on Linux")
+def test_waiting_for_a_processor_is_counted(monkeypatch, tmp_path):
+    for thread, waits in ((1, 10**9), (2, 0)):
+        (tmp_path / str(thread)).mkdir()
+        (tmp_path / f"{thread}/schedstat").write_text(f"7 {waits} 3")
+    monkeypatch.setattr(trial, "_SCHEDULED", tmp_path)
+
+    def wait():
+        (tmp_path / "1/schedstat").write_text("9 3000000000 4")
+        (tmp_path / "2/schedstat").unlink()  # a thread that ended
+        (tmp_path / "3").mkdir()
+        (tmp_path / "3/schedstat").write_text("1 500000000 1")
+
+    assert trial._timed(wait)[1].wait_s == 2.5
+    monkeypatch.setattr(trial, "_SCHEDULED", tmp_path / "missing")
+    assert trial._timed(int)[1].wait_s is None
+
+
+def test_a_method_that_is_exact_may_fetch_no_more():
+    row = GOOD | {"state": "cold", "touched_bytes": 10**6}
+    most = 1_050_000 + 65536
+    prove(row | {"bytes_from_disk": most}, file="file", reads_all=False, exact=True)
+    prove(row | {"bytes_from_disk": most + 1}, file="file", reads_all=False)
+    with pytest.raises(MeasurementError, match=f"at most 1.05 times 1000000 bytes.*found {most + 1}.*loading: null"):
+        prove(row | {"bytes_from_disk": most + 1}, file="file", reads_all=False, exact=True)
+    assert [name for name, method in METHODS.items() if method.exact] == ["ours"]
 
 
 GOOD = {"resident_before": 0.0, "bytes_from_disk": 1000, "file_bytes": 1000, "touched_bytes": 500}
@@ -266,7 +322,8 @@ def test_a_job_measures_every_state_in_an_order_drawn_with_the_seed(subject):
     said = []
     table = run_method(subject, "torch.load-mmap", log=said.append)
     assert list(table.columns) == list(COLUMNS)
-    assert list(zip(table["state"], table["repeat"], strict=True)) == draw_states("0 big torch.load-mmap", 2)
+    order = list(zip(table["state"], table["use"], table["repeat"], strict=True))
+    assert order == draw_states("0 big torch.load-mmap", 2, ["touch"])
     assert list(table["position"]) == [0, 1, 2, 3, 4]
     assert len(said) == 5
     assert set(table["status"]) == {"measured"}
@@ -280,12 +337,15 @@ def test_a_job_measures_every_state_in_an_order_drawn_with_the_seed(subject):
 
 
 def test_the_order_is_drawn_anew_for_every_seed_subject_and_method():
-    orders = {tuple(draw_states(f"{seed} big load_file", 3)) for seed in range(20)}
+    uses = ("touch", "forward")
+    orders = {tuple(draw_states(f"{seed} big load_file", 3, uses)) for seed in range(20)}
     assert len(orders) > 10
     for order in orders:
-        assert order[0] == ("as-found", 0)
-        assert sorted(order[1:]) == [(state, repeat) for state in ("cold", "warm") for repeat in range(3)]
-    assert draw_states("7", 3) == draw_states("7", 3)
+        assert order[0] == ("as-found", "touch", 0)
+        assert sorted(order[1:]) == [
+            (state, use, repeat) for state in ("cold", "warm") for use in sorted(uses) for repeat in range(3)
+        ]
+    assert draw_states("7", 3, uses) == draw_states("7", 3, uses)
 
 
 def test_a_method_whose_package_is_missing_is_not_run(subject, monkeypatch):
@@ -311,16 +371,25 @@ def test_cold_is_not_run_for_a_file_in_memory(share_server):
 
 @pytest.fixture
 def write_tables(tmp_path):
-    """Tables of two subjects and methods; a function changes each before it is written."""
+    """Tables of two subjects and methods, of weights with a model that runs; a function changes each before it is
+    written."""
 
     def write(change=lambda table: table):
         paths = []
         for subject in ("weights", "big"):
-            for method in ("a", "b"):
+            for method in ("ours", "load_file"):
                 about = {"key": "k", "subject": subject, "method": method}
                 lines = [
-                    about | {"state": state, "repeat": repeat, "position": i, "status": "measured", "total_s": 0.5}
-                    for i, (state, repeat) in enumerate(draw_states(f"{subject} {method}", 2))
+                    about
+                    | {
+                        "state": state,
+                        "use": use,
+                        "repeat": repeat,
+                        "position": i,
+                        "status": "measured",
+                        "total_s": 0.5,
+                    }
+                    for i, (state, use, repeat) in enumerate(draw_states("", 2, uses_of(NAMED[subject], method)))
                 ]
                 paths.append(tmp_path / f"{subject}-{method}.csv")
                 change(measuring._table(lines)).to_csv(paths[-1], index=False)
@@ -329,33 +398,40 @@ def write_tables(tmp_path):
     return write
 
 
+NAMED = {
+    "big": Subject("big", {}, {}, {"a": ""}, {}, ("a",)),
+    "weights": Subject("weights", {}, {}, {"a": ""}, {}, ("a",), model="folder"),
+}
+
+
 def bring_together(paths):
-    return tabulate(paths, key="k", subjects=["big", "weights"], methods=["b", "a"], repeats=2)
+    return tabulate(paths, key="k", subjects=NAMED, methods=["load_file", "ours"], repeats=2)
 
 
 def not_run(table, states):
     kept = table[~table["state"].isin(states)] if states else table[:0]
     line = table[:1].assign(status="not run", reason="why", state=states[0] if states else None)
-    return pd.concat([kept, line.assign(repeat=None, position=None, total_s=None)])
+    return pd.concat([kept, line.assign(use=None, repeat=None, position=None, total_s=None)])
 
 
 def test_the_table_holds_all_in_the_wanted_order(write_tables):
     table = bring_together(write_tables())
     assert list(table.columns) == list(COLUMNS)
     pairs = list(dict.fromkeys(zip(table["subject"], table["method"], strict=True)))
-    assert pairs == [("big", "b"), ("big", "a"), ("weights", "b"), ("weights", "a")]
-    assert len(table) == 4 * 5
-    assert list(table["position"]) == [0, 1, 2, 3, 4] * 4
+    assert pairs == [(subject, method) for subject in ("big", "weights") for method in ("load_file", "ours")]
+    assert len(table) == 2 * 5 + 2 * 9
+    assert list(table["position"]) == [*range(5)] * 2 + [*range(9)] * 2
+    assert list(table["use"]).count("forward") == 2 * 4
     assert "0.0" not in table[["repeat", "position"]].to_csv(index=False)
 
 
 @pytest.mark.parametrize("states", [[], ["cold"]])
 def test_what_is_not_run_has_its_place_in_the_table(write_tables, states):
     table = bring_together(
-        write_tables(lambda table: not_run(table, states) if table["method"].iloc[0] == "a" else table)
+        write_tables(lambda table: not_run(table, states) if table["method"].iloc[0] == "ours" else table)
     )
-    assert list(table[table["method"] == "a"]["status"]).count("not run") == 2
-    assert len(table) == 2 * 5 + 2 * (4 if states else 1)
+    assert list(table[table["method"] == "ours"]["status"]).count("not run") == 2
+    assert len(table) == 5 + 9 + (4 + 6 if states else 2)
 
 
 @pytest.mark.parametrize(
@@ -366,10 +442,20 @@ def test_what_is_not_run_has_its_place_in_the_table(write_tables, states):
         lambda table: table.assign(repeat=0),
         lambda table: not_run(table, ["warm"]),
         lambda table: pd.concat([table, not_run(table, [])]),
+        lambda table: table[table["use"] == "touch"],
         lambda table: table.assign(method="c"),
         lambda table: table.assign(subject="big"),
     ],
-    ids=["too few", "too many", "a repeat twice", "warm not run", "run and not run", "another method", "twice one"],
+    ids=[
+        "too few",
+        "too many",
+        "a repeat twice",
+        "warm not run",
+        "run and not run",
+        "no forward",
+        "another method",
+        "twice one",
+    ],
 )
 def test_a_table_that_is_not_whole_is_refused(write_tables, change):
     paths = write_tables(lambda table: change(table) if set(table["subject"]) == {"weights"} else table)
@@ -380,8 +466,8 @@ def test_a_table_that_is_not_whole_is_refused(write_tables, change):
 def test_tables_of_another_capture_or_missing_are_refused(write_tables):
     with pytest.raises(AnchorageError, match="another"):
         bring_together(write_tables(lambda table: table.assign(key="another")))
-    with pytest.raises(MeasurementError, match="weights/b do not hold"):
-        bring_together([path for path in write_tables() if path.stem != "weights-b"])
+    with pytest.raises(MeasurementError, match="weights/load_file do not hold"):
+        bring_together([path for path in write_tables() if path.stem != "weights-load_file"])
 
 
 def test_subjects_come_back_as_they_were_written(subject, tmp_path):

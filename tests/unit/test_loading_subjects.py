@@ -138,6 +138,18 @@ def test_a_dtype_that_no_header_names_is_refused(root, tmp_path, monkeypatch):
     assert not (tmp_path / "odd").exists()
 
 
+def test_more_tensors_than_a_header_holds_are_refused(root, tmp_path, monkeypatch):
+    model = torch.nn.ParameterList(torch.empty(1) for _ in range(20_000))
+    monkeypatch.setattr("anchorage.loading.subjects.load_model", lambda *args: (model, None))
+    with pytest.raises(MeasurementError, match=r"the model has 20000 tensors, more than a header.*loading: null"):
+        write_again(root, tmp_path / "many")
+    assert not (tmp_path / "many").exists()
+
+
+def test_the_module_of_a_models_class_is_known_before_the_model_is_built(root, subjects):
+    assert forward.find_model_module(subjects["weights"].model) == type(real_model(root)).__module__
+
+
 def forward_of(subject, tensors):
     model = forward.build_empty(subject, torch.float32)
     forward.assign_tensors(model, tensors)
@@ -154,7 +166,8 @@ def test_the_first_forward_pass_is_the_real_models(root, subjects, method):
     weights, line = subjects["weights"], METHODS[method]
     tensors = line.load(weights.files[line.suffix], weights, weights.wanted)
     assert torch.equal(forward_of(weights, tensors), real_logits(real_model(root)))
-    assert forward.first_forward(weights, tensors) > 0
+    model = forward.build_empty(weights, torch.float32)
+    assert torch.equal(forward.first_forward(model, tensors), real_logits(real_model(root)))
     assert {name: digest_of(tensors[name]) for name in weights.wanted} == weights.digests
 
 

@@ -57,7 +57,13 @@ def cold_kinds(workflow) -> set[str]:
 def test_cold_is_cold_and_warm_is_warm(measured):
     lines = table(measured, "loading")
     assert set(lines["status"]) == {"measured"}
-    assert len(lines) == 3 * len(LAB["methods"]) * (1 + 2 * LAB["repeats"])
+    ran = lines["use"] == "forward"
+    assert set(lines["subject"][ran]) == {"weights"}
+    assert ran.sum() == len(LAB["methods"]) * 2 * LAB["repeats"]
+    assert lines["first_forward_s"].notna().equals(ran)
+    assert len(lines) == 3 * len(LAB["methods"]) * (1 + 2 * LAB["repeats"]) + ran.sum()
+    used_s = lines["first_forward_s"].where(ran, lines["touch_s"])
+    assert ((lines["load_s"] + used_s - lines["total_s"]).abs() < 3e-6).all()
     cold, warm = (lines[lines["state"] == state] for state in ("cold", "warm"))
     assert (cold["resident_before"] == 0).all()
     whole = cold[(cold["method"] == "torch.load") | (cold["subject"] != "shard")]

@@ -167,13 +167,22 @@ LOADING_TABLES = [
     f"{LOADING}/{subject}/{method}.csv" for subject, method in LOADING_ORDER
 ]
 MEASURED_BY = (
+    "digest",
+    "diskio",
     "loading.forward",
     "loading.fresh",
     "loading.measuring",
     "loading.methods",
     "loading.pagecache",
     "loading.raw",
+    "loading.subject",
     "loading.trial",
+    "memory",
+    "store.format",
+    "store.manifest",
+    "store.reader",
+    "store.shardfile",
+    "tensorfile",
 )
 LOADING_RESULTS = [
     f"{RESULTS}/{name}"

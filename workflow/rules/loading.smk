@@ -18,7 +18,9 @@ rule write_subjects:
         decides=DECIDES,
         seed=settings.seed,
         big_mib=settings.loading and settings.loading.big_mib,
-        code=code_digest("loading.raw", "loading.subject", "loading.subjects"),
+        code=code_digest(
+            "loading.raw", "loading.subject", "loading.subjects", "tensorfile"
+        ),
     script:
         "../scripts/write_subjects.py"
 
@@ -167,11 +169,16 @@ rule refuse_files:
         ENVIRONMENT
     params:
         code=code_digest(
-            "loading.refusals",
+            "digest",
+            "durable",
+            "loading.fresh",
             "loading.lies",
-            "tensorfile",
+            "loading.refusals",
             "store.format",
+            "store.manifest",
+            "store.reader",
             "store.shardfile",
+            "tensorfile",
         ),
     script:
         "../scripts/refuse_files.py"
@@ -245,7 +252,12 @@ rule advise_loading:
     params:
         decides=DECIDES,
         code=code_digest(
-            "loading.advice", "loading.claims", "loading.summary", "loading.uses"
+            "loading.advice",
+            "loading.claims",
+            "loading.methods",
+            "loading.puzzle",
+            "loading.summary",
+            "loading.uses",
         ),
     script:
         "../scripts/advise_loading.py"

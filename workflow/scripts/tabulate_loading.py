@@ -12,7 +12,7 @@ key, subjects = read_subjects(Path(snakemake.input.subjects))
 table = tabulate(
     [Path(path) for path in snakemake.input.tables],
     key=key,
-    subjects=list(subjects),
+    subjects=subjects,
     methods=job.settings.loading.methods,
     repeats=job.settings.loading.repeats,
 )

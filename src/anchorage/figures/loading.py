@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from anchorage.figures.style import BLUE, GREY, ORANGE, plt, save_figure
-from anchorage.loading.summary import MIB, LoadingTable, Spread, number
+from anchorage.loading.summary import LoadingTable, Spread
 
 # Cold stands above warm on every line, so that the two are told apart where they meet.
 _STATES: dict[str, dict[str, Any]] = {
@@ -32,9 +32,9 @@ def plot_loading(table: pd.DataFrame, paths: Sequence[Path]) -> None:
     """Draw, a row of panels a subject, each method's time cold and warm on a log scale, and its memory.
 
     Args:
-        table: ``loading.csv``: subject, method, state, status, total_s, touched_bytes, file_bytes, peak_mib,
-            anonymous_mib, file_mib. Subjects and methods in the order in which they are drawn; a method without a
-            measurement is named as not run.
+        table: ``loading.csv``: subject, method, state, use (touch alone is drawn), status, total_s, touched_bytes,
+            file_bytes, peak_mib, anonymous_mib, file_mib. Subjects and methods in the order in which they are drawn; a
+            method without a measurement is named as not run.
         paths: files to write; the suffix chooses the format.
     """
     found = LoadingTable(table)
@@ -50,20 +50,12 @@ def plot_loading(table: pd.DataFrame, paths: Sequence[Path]) -> None:
     for subject, (time, memory) in zip(found.subjects, panels, strict=True):
         _draw_times(time, found, subject, methods[subject])
         _draw_memory(memory, found, subject, methods[subject])
-        time.set_title(_title(found, subject), loc="left", fontsize="medium", fontweight="bold")
-    panels[-1, 0].set_xlabel("load, first forward pass and touch of every byte, s (log scale)")
+        time.set_title(found.title(subject), loc="left", fontsize="medium", fontweight="bold")
+    panels[-1, 0].set_xlabel("load and touch of every byte, s (log scale)")
     panels[-1, 1].set_xlabel("MiB, median")
     handles = [handle for axis in panels[0] for handle in axis.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, loc="upper center", ncols=2, frameon=False)
     save_figure(figure, paths)
-
-
-def _title(table: LoadingTable, subject: str) -> str:
-    lines = table.measured[table.measured["subject"] == subject]
-    if lines.empty:
-        return f"{subject}: not run"
-    touched, file = lines["touched_bytes"].max(), lines["file_bytes"].max()
-    return f"{subject}: {number(touched / MIB)} MiB wanted of a file of {number(file / MIB)} MiB"
 
 
 def _draw_times(axis: Axes, table: LoadingTable, subject: str, methods: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
 from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_cold, never_cold
-from anchorage.loading.subject import Subject
+from anchorage.loading.subject import MEASURED, NOT_RUN, Subject
 from anchorage.loading.trial import AS_FOUND, COLD, measure, prove
 
 METHOD, PROVED = "load_file", "cold, proved"
@@ -73,13 +73,13 @@ def show_accident(key: str, subject: Subject, log: Callable[[str], None]) -> pd.
     shared = {"key": key, "subject": subject.name, "method": METHOD, "claimed": COLD}
     if reason := never_cold(path):
         log(f"not run: {reason}")
-        not_run = shared | {"status": "not run", "reason": reason, "file_bytes": subject.file_bytes[suffix]}
+        not_run = shared | {"status": NOT_RUN, "reason": reason, "file_bytes": subject.file_bytes[suffix]}
         return _table([not_run | {"step": step, "what": what} for step, what in STEPS.items()])
     with FreshProcesses(*IMPORTS, "anchorage.loading.trial") as fresh:
         rows = _run_steps(fresh, subject)
     for row in rows:
         verdict = _judge(row, subject)
-        row |= shared | {"status": "measured", "what": STEPS[row["step"]], "verdict": verdict}
+        row |= shared | {"status": MEASURED, "what": STEPS[row["step"]], "verdict": verdict}
         row["of_cold_time"] = round(row["total_s"] / rows[0]["total_s"], 4)
         log(f"{row['step']}: {row['total_s']:.3f} s; {verdict}")
         if row["step"].startswith("dropped") and verdict != PROVED:

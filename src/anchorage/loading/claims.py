@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from anchorage.loading.summary import MIB, LoadingTable, Spread, joined, lower, mib, number, times
+from anchorage.loading.methods import METHODS
+from anchorage.loading.subject import MEASURED, NOT_RUN
+from anchorage.loading.summary import MIB, LoadingTable, Spread, format_number, format_ratio, joined, lower, mib
 from anchorage.store.identity import check_key
 
-QUICK_SHARE = 0.1  # a load that takes so little of the copying one's has read nothing
+QUICK_SHARE = 0.1  # a load that takes so little of the copying one's "returns at once"
 SAME_PEAK = 1.25  # largest over smallest; above it nobody would call them the same
 MOST, LITTLE = 0.9, 0.1  # of the tensors' bytes: held, not held
 NEAR = 1.05  # bytes fetched over bytes wanted, to count as only these
 HALF_PRIVATE = 0.5  # what a further worker adds, of what the first one took: 0 shared, 1 private
-MAPPING = ("torch.load-mmap", "load_file", "safe_open", "mmap-willneed", "mmap-sequential", "mmap-random")
-COPYING = (
-    "torch.load", "load_file-pread", "readinto", "preadv-threads", "fastsafetensors", "runai-streamer", "ours",
-)  # fmt: skip
-_LAZY = ("one-tensor", *(name for name in MAPPING if name != "mmap-willneed"))  # that one asks for the whole file
+MAPPING = tuple(name for name, method in METHODS.items() if method.maps and not method.first_only)
+COPYING = tuple(name for name, method in METHODS.items() if not method.maps)
+_LAZY = tuple(name for name, method in METHODS.items() if method.maps and method.lazy)
 _STATES = ("cold", "warm")
 
 
@@ -33,11 +33,13 @@ class Finding:
         text: the figures.
         holds: whether they bear it out; None where they do not say.
         control: it is no case of the claim, but must come out if the others are to mean anything.
+        only_looked_on: it is no case of the claim either, and nothing is demanded of it.
     """
 
     text: str
     holds: bool | None
     control: bool = False
+    only_looked_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,17 @@ def read_tables(files: Mapping[str, Path], key: str) -> Tables:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """Of a claim: holds, does not hold, holds in part; not shown: no case says, or a control fails; not run."""
-    outcomes = {finding.holds for finding in findings if not finding.control}
+    """Of a claim: holds, does not hold, holds in part; holds where shown: some cases do not say; not shown: none does,
+    or a control fails; not run."""
+    outcomes = {finding.holds for finding in findings if not finding.control and not finding.only_looked_on}
     if not outcomes:
-        return "not run"
+        return NOT_RUN
     if outcomes == {None} or any(finding.control and finding.holds is False for finding in findings):
         return "not shown"
     if outcomes == {True}:
         return "holds"
+    if outcomes == {True, None}:
+        return "holds where shown"
     return "holds in part" if True in outcomes else "does not hold"
 
 
@@ -141,7 +146,8 @@ def peaks_are_the_same(tables: Tables) -> Iterator[Finding]:
         if len(rises) > 1:
             least, most = min(rises, key=rises.__getitem__), max(rises, key=rises.__getitem__)
             text = (
-                f"{subject}: the peak rises by {number(rises[least])} MiB (`{least}`) to {number(rises[most])} MiB "
+                f"{subject}: the peak rises by {format_number(rises[least])} MiB (`{least}`) to "
+                f"{format_number(rises[most])} MiB "
                 f"(`{most}`)"
             )
             yield Finding(text, rises[most] <= SAME_PEAK * rises[least])
@@ -158,8 +164,8 @@ def _kinds_of_memory(table: LoadingTable, subject: str, methods: list[str]) -> I
         if shares:
             told = joined([f"`{method}`" for method in methods if method in names])
             text = (
-                f"{subject}: of methods {kind} ({told}) anonymous memory is {number(min(shares))} to "
-                f"{number(max(shares))} times the tensors' bytes"
+                f"{subject}: of methods {kind} ({told}) anonymous memory is {format_number(min(shares))} to "
+                f"{format_number(max(shares))} times the tensors' bytes"
             )
             yield Finding(text, max(shares) <= LITTLE if names is MAPPING else min(shares) >= MOST)
 
@@ -174,7 +180,7 @@ def one_tensor_alone(tables: Tables) -> Iterator[Finding]:
                 wanted, file = (table.any_state(subject, method, name) for name in ("touched_bytes", "file_bytes"))
                 text = (
                     f"{subject}: `{method}` wanted {mib(wanted)} of {mib(file)} and fetched {mib(fetched.middle)}, "
-                    f"{times(fetched.middle, wanted)} as much"
+                    f"{format_ratio(fetched.middle, wanted)} as much"
                 )
                 yield Finding(text, fetched.high <= NEAR * wanted)
 
@@ -188,15 +194,16 @@ def workers_share(tables: Tables) -> Iterator[Finding]:
             continue
         each = (loaded[most] / loaded[1] - 1) / (most - 1)
         text = (
-            f"{subject}: `{method}` takes {number(loaded[1])} MiB in one worker, {number(loaded[most])} MiB in {most} "
-            f"together: each further one adds {number(each)} of the first"
+            f"{subject}: `{method}` takes {format_number(loaded[1])} MiB in one worker, "
+            f"{format_number(loaded[most])} MiB in {most} "
+            f"together: each further one adds {format_number(each)} of the first"
         )
         yield Finding(text, each < HALF_PRIVATE if method in MAPPING else each >= HALF_PRIVATE)
 
 
 def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
     """Every byte touched twice, with less memory than the tensors take, and with enough."""
-    for line in tables.pressure[tables.pressure["status"] != "not run"].itertuples():
+    for line in tables.pressure[tables.pressure["status"] != NOT_RUN].itertuples():
         tight = line.limit_mib - line.base_mib < line.file_bytes / MIB
         if line.status == "killed":
             # With room for the tensors a kill says nothing of them: the process took more than was reckoned.
@@ -204,7 +211,7 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
         else:
             again = line.second_bytes_from_disk
             found = f"read {mib(line.first_bytes_from_disk)}, and {mib(again)} again for the second pass"
-            swapped = f", {number(line.swap_mib)} MiB swapped out" if line.swap_mib > 0 else ""
+            swapped = f", {format_number(line.swap_mib)} MiB swapped out" if line.swap_mib > 0 else ""
             found, in_swap = found + swapped, line.swap_mib > 0
             holds = (again > 0 if line.method in MAPPING else in_swap) if tight else again == 0
         limit = "no limit" if pd.isna(line.limit_mib) else f"limit {line.limit_of}"
@@ -215,12 +222,13 @@ def pressure_drops_mapped_pages(tables: Tables) -> Iterator[Finding]:
 def accidents_are_warm(tables: Tables) -> Iterator[Finding]:
     """What a benchmark that dropped nothing would call cold. A step whose pages were dropped is the control."""
     for line in measured(tables.accident).itertuples():
-        resident, read = number(100 * line.resident_before), mib(line.bytes_from_disk)
+        resident, read = format_number(100 * line.resident_before), mib(line.bytes_from_disk)
         text = (
-            f"{line.what.rstrip('.')}: {number(line.total_s)} s, {number(line.of_cold_time)} of the cold time; "
+            f"{line.what.rstrip('.')}: {format_number(line.total_s)} s, {format_number(line.of_cold_time)} of the "
+            "cold time; "
             f"{resident} % in the page cache before, {read} of {mib(line.file_bytes)} read"
         )
-        if line.verdict.startswith("cold"):
+        if line.step.startswith("dropped"):
             yield Finding(text, line.resident_before == 0 and line.bytes_from_disk > 0, control=True)
         else:
             yield Finding(text, line.resident_before == 1 and line.bytes_from_disk == 0)
@@ -239,15 +247,16 @@ def pickles_are_refused(tables: Tables) -> Iterator[Finding]:
 
 
 def liars_are_refused(tables: Tables) -> Iterator[Finding]:
-    """Shards whose header lies, by our reader, which must refuse all, and by safetensors', which knows no metadata."""
+    """Shards whose header lies, by our reader, which must refuse all, and by safetensors', which
+    knows no metadata and is only looked on."""
     lines = tables.refusals
     for reader, rows in lines[lines["kind"] == "header"].groupby("reader", sort=False):
         taken = list(rows.loc[~rows["refused"].map(_is_true), "what"])
         told = f"; it took: {'; '.join(taken)}" if taken else ""
         n_refused = len(rows) - len(taken)
-        demanded = rows["expected_refused"].map(_is_true).any()
-        holds = not taken if demanded or not taken else None
-        yield Finding(f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}", holds)
+        demanded = bool(rows["expected_refused"].map(_is_true).any())
+        text = f"`{reader}` refused {n_refused} of {len(rows)} headers that lie{told}"
+        yield Finding(text, not taken, only_looked_on=not demanded)
 
 
 def _is_true(value: object) -> bool:
@@ -257,7 +266,7 @@ def _is_true(value: object) -> bool:
 
 def measured(table: pd.DataFrame) -> pd.DataFrame:
     """The lines that were measured."""
-    return table[table["status"] == "measured"]
+    return table[table["status"] == MEASURED]
 
 
 def _cases(

@@ -18,7 +18,7 @@ import pandas as pd
 from anchorage.loading.fresh import FreshProcesses
 from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_warm
-from anchorage.loading.subject import Subject
+from anchorage.loading.subject import MEASURED, NOT_RUN, Subject
 from anchorage.loading.trial import check_tensors
 from anchorage.memory import measure_memory
 
@@ -120,14 +120,14 @@ def measure_device_copies(
     shared = {"key": key, "subject": subject.name}
     if (device := find_device()) is None:
         log("not run: no CUDA device")
-        return _table([shared | {"way": way, "status": "not run", "reason": "no CUDA device"} for way in WAYS])
+        return _table([shared | {"way": way, "status": NOT_RUN, "reason": "no CUDA device"} for way in WAYS])
     cases = [(way, repeat) for way in WAYS for repeat in range(repeats)]
     rows = {}
     with FreshProcesses(*IMPORTS, "anchorage.loading.trial", __name__) as processes:
         for position, (way, repeat) in enumerate(random.Random(seed).sample(cases, len(cases))):
             make_warm(subject.files[WAYS[way].suffix])
             found = processes.call(copy_to_device, subject=subject.to_json(), way=way, device=device)
-            place = {"way": way, "device": device, "repeat": repeat, "position": position, "status": "measured"}
+            place = {"way": way, "device": device, "repeat": repeat, "position": position, "status": MEASURED}
             rows[way, repeat] = shared | place | found
             log(f"{way}, {repeat}: {found['total_s']} s")
     return _table([rows[case] for case in cases])

@@ -6,13 +6,12 @@ the loaded tensors then replace. Buffers that no file holds (rotary frequencies,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from anchorage.errors import MeasurementError
 from anchorage.loading.subject import Subject
@@ -20,25 +19,27 @@ from anchorage.loading.subject import Subject
 N_TOKENS = 64
 
 
-def first_forward(subject: Subject, tensors: Mapping[str, Tensor]) -> float:
-    """Give a model its tensors and run it once.
+def first_forward(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Give a model its tensors and run one row of 64 token ids. This is what is timed.
 
     Args:
-        subject: with a model.
+        model: of :func:`build_empty`: building it does not depend on how its tensors were loaded.
         tensors: all of the model's, tied ones once, on the CPU. They are not copied, and may be read-only.
 
     Returns:
-        Seconds to assign the tensors and to run one row of 64 token ids. Building the model, which does not depend on
-        how its tensors were loaded, is not in them.
+        The row's logits, ``[1, 64, vocabulary]``.
 
     Raises:
         MeasurementError: the tensors are not the model's.
     """
-    model = build_empty(subject, next(iter(tensors.values())).dtype)
-    started = time.perf_counter()
     assign_tensors(model, tensors)
-    run_row(model)
-    return time.perf_counter() - started
+    return run_row(model)
+
+
+def find_model_module(folder: str) -> str:
+    """Name of the module that defines the class of a folder's model. transformers imports it when a model is built."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__module__
 
 
 def build_empty(subject: Subject, dtype: torch.dtype) -> PreTrainedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ from anchorage.loading.pagecache import (
     mapped_files,
     never_cold,
 )
-from anchorage.loading.subject import Subject
-from anchorage.loading.trial import AS_FOUND, COLD, WARM, measure
+from anchorage.loading.subject import MEASURED, NOT_RUN, Subject
+from anchorage.loading.trial import AS_FOUND, COLD, FORWARD, TOUCH, WARM, measure
 from anchorage.store.identity import check_key
-
-MEASURED, NOT_RUN = "measured", "not run"
 
 # A line is a measurement in a process of its own, or says why there is none.
 COLUMNS = {
@@ -36,26 +34,31 @@ COLUMNS = {
     "subject": "what is loaded: weights, big, shard",
     "method": "name in the table of methods",
     "state": "as-found (nothing set: it is the first), cold or warm (set and proved); empty: the method cannot run",
-    "repeat": "number within the state, from 0",
+    "use": "what is done with the tensors: touch (every byte read), or forward (a whole model run once)",
+    "repeat": "number within the state and use, from 0",
     "position": "number in the order in which the job measured, drawn with the seed",
     "status": "measured, not run",
     "reason": "why not run",
     "load_s": "until the method returned the tensors",
-    "first_forward_s": "the model's first forward pass after that; weights only",
-    "touch_s": "every byte of the wanted tensors read, by the checksum that is compared with what was written",
-    "total_s": "sum of the three",
+    "first_forward_s": "the model's first forward pass after that, without building the model; of forward lines only",
+    "touch_s": "after that every byte of the wanted tensors read, by the checksum compared with what was written",
+    "total_s": "load_s and, of touch lines, touch_s; of forward lines first_forward_s",
+    "wait_s": "of total_s, what threads that were ready to run waited for a processor, added up; ended threads left "
+    "out",
     "file_bytes": "size of the file that the method reads",
     "touched_bytes": "size of the wanted tensors",
     "gb_s": "touched_bytes / 1e9 / total_s",
     "bytes_from_disk": "what the process made the kernel read from storage, load to touch, read-ahead included",
     "resident_before": "fraction of the file's pages in the page cache right before",
-    "resident_after": "the same right after, with the tensors held",
+    "resident_loaded": "the same when the method had returned, nothing used yet",
+    "resident_after": "the same right after touching, with the tensors held",
     "residency_by": "the call that said so: cachestat, mincore",
     "cold_kind": "of cold ones: guest-cold where a hypervisor is seen, whose own cache is not, else cold",
     "peak_mib": "highest resident memory of the process (VmHWM), its libraries included",
     "base_mib": "resident memory before loading",
+    # Of forward lines these three hold the model's own memory too: its buffers, activations and code.
     "anonymous_mib": "rise of memory that no file backs, from before loading to after touching, with the tensors held",
-    "file_mib": "the same of memory that maps files: the subject's, and some 10 MiB of libraries' code as it runs",
+    "file_mib": "the same of memory that maps files: the subject's, and some 10 MiB of libraries' code",
     "major_faults": "page faults that waited for the disk, load to touch",
     "minor_faults": "page faults that did not",
     "filesystem": "that the file lies on",
@@ -75,13 +78,13 @@ def measure_method(
     drop_caches: bool,
     log: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Measure one subject by one method: as found, then cold and warm in an order drawn with the seed.
+    """Measure one subject by one method: as found, then cold and warm, by each use, in an order drawn with the seed.
 
     Args:
         subject: what is loaded.
         method: its name in ``METHODS``.
         key: of the capture.
-        repeats: measurements of cold and of warm.
+        repeats: measurements of each state and use.
         seed: of the order, with the subject's and the method's name.
         drop_caches: for cold ones, as root, drop the machine's page cache too.
         log: gets a line a measurement.
@@ -97,42 +100,50 @@ def measure_method(
     if missing := [name for name in METHODS[method].needs if importlib.util.find_spec(name) is None]:
         log(f"{method}: {', '.join(missing)} not installed")
         return _table([about | {"status": NOT_RUN, "reason": f"{', '.join(missing)} not installed"}])
-    order, not_run = draw_states(f"{seed} {subject.name} {method}", repeats), []
+    uses = uses_of(subject, method)
+    order, not_run = draw_states(f"{seed} {subject.name} {method}", repeats, uses), []
     if reason := never_cold(path):
         log(reason)
-        order = [(state, repeat) for state, repeat in order if state != COLD]
+        order = [line for line in order if line[0] != COLD]
         not_run = [about | {"state": COLD, "status": NOT_RUN, "reason": reason}]
     lines = []
     bar = tqdm(order, desc=f"{subject.name} {method}", unit="measurement", disable=None)
     with FreshProcesses(*_preloaded(subject, method)) as fresh, bar:
         held: list[Any] = []
-        for position, (state, repeat) in enumerate(bar):
+        for position, (state, use, repeat) in enumerate(bar):
             _set_state(fresh, subject, method, state, drop_caches)
-            line = fresh.call(measure, subject=subject.to_json(), method=method, state=state)
+            line = fresh.call(measure, subject=subject.to_json(), method=method, state=state, use=use)
+            if state == AS_FOUND and FORWARD in uses:  # not reported: it reads the code that such passes run
+                fresh.call(measure, subject=subject.to_json(), method=method, state=AS_FOUND, use=FORWARD)
             if drop_caches and not held:  # now that all code that a measurement runs has been read
                 held = hold(fresh.call(mapped_files))
             lines.append(about | line | {"repeat": repeat, "position": position, "status": MEASURED})
-            log(f"{state}: {line['total_s']:.3f} s, {line['bytes_from_disk']} bytes from disk")
+            log(f"{state}, {use}: {line['total_s']:.3f} s, {line['bytes_from_disk']} bytes from disk")
     return _table([*lines, *not_run])
 
 
-def draw_states(seed: str, repeats: int) -> list[tuple[str, int]]:
-    """States and repeats in the order to measure in: as found first, for measuring changes what is found."""
-    drawn = [(state, repeat) for state in (COLD, WARM) for repeat in range(repeats)]
+def uses_of(subject: Subject, method: str) -> tuple[str, ...]:
+    """What is done with the tensors: they are touched, and a whole model runs too, each in measurements of its own."""
+    return (TOUCH, FORWARD) if METHODS[method].gives_model(subject) else (TOUCH,)
+
+
+def draw_states(seed: str, repeats: int, uses: Sequence[str]) -> list[tuple[str, str, int]]:
+    """States, uses and repeats in the order to measure in: as found first, for measuring changes what is found."""
+    drawn = [(state, use, repeat) for state in (COLD, WARM) for use in uses for repeat in range(repeats)]
     random.Random(seed).shuffle(drawn)
-    return [(AS_FOUND, 0), *drawn]
+    return [(AS_FOUND, TOUCH, 0), *drawn]
 
 
 def tabulate(
-    paths: Sequence[Path], *, key: str, subjects: Sequence[str], methods: Sequence[str], repeats: int
+    paths: Sequence[Path], *, key: str, subjects: Mapping[str, Subject], methods: Sequence[str], repeats: int
 ) -> pd.DataFrame:
     """Bring the tables of all subjects and methods into one, in their order.
 
     Args:
         paths: of the tables.
         key: the capture key that the subjects carry.
-        subjects, methods: each pair of which must be there once.
-        repeats: measurements of cold and of warm that must be there, unless that is not run.
+        subjects, methods: each pair of which must be there once; subjects by name.
+        repeats: measurements of each state and use that must be there, unless that is not run.
 
     Raises:
         AnchorageError: a table is of another key, or measurements are missing, too many or of something else.
@@ -146,7 +157,11 @@ def tabulate(
     found = dict(iter(lines.groupby(["subject", "method"])))
     expected = [(subject, method) for subject in subjects for method in methods]
     faults = [f"{subject}/{method}" for subject, method in found if (subject, method) not in expected]
-    faults += [f"{a}/{b}" for a, b in expected if (a, b) not in found or not is_whole(found[a, b], repeats)]
+    faults += [
+        f"{name}/{method}"
+        for name, method in expected
+        if (name, method) not in found or not is_whole(found[name, method], repeats, uses_of(subjects[name], method))
+    ]
     if faults:
         raise MeasurementError(
             f"the tables of {', '.join(faults)} do not hold each wanted measurement once. Remove those among "
@@ -155,14 +170,15 @@ def tabulate(
     return pd.concat([found[pair] for pair in expected])[list(COLUMNS)]
 
 
-def is_whole(lines: pd.DataFrame, repeats: int) -> bool:
-    """Whether the lines of a subject and method are all there: one that is not run, or every repeat of every state."""
-    filled = lines[["status", "state", "repeat"]].fillna({"state": "", "repeat": -1})
+def is_whole(lines: pd.DataFrame, repeats: int, uses: Sequence[str]) -> bool:
+    """Whether a subject's and method's lines are all there: one that is not run, or every repeat of each state and "
+    "use."""
+    filled = lines[["status", "state", "use", "repeat"]].fillna({"state": "", "use": "", "repeat": -1})
     known = sorted(filled.itertuples(index=False, name=None))
-    if known == [(NOT_RUN, "", -1)]:
+    if known == [(NOT_RUN, "", "", -1)]:
         return True
-    demanded = [(MEASURED, state, repeat) for state, repeat in draw_states("", repeats)]
-    without_cold = [line for line in demanded if line[1] != COLD] + [(NOT_RUN, COLD, -1)]
+    demanded = [(MEASURED, *line) for line in draw_states("", repeats, uses)]
+    without_cold = [line for line in demanded if line[1] != COLD] + [(NOT_RUN, COLD, "", -1)]
     return known in (sorted(demanded), sorted(without_cold))
 
 
@@ -180,7 +196,12 @@ def _set_state(fresh: FreshProcesses, subject: Subject, method: str, state: str,
 def _preloaded(subject: Subject, method: str) -> list[str]:
     """Modules that a measurement would else import within its time."""
     modules = ["anchorage.loading.trial", *IMPORTS, "torch.utils.serialization.config", *METHODS[method].needs]
-    return [*modules, "anchorage.loading.forward"] if subject.model else modules
+    if not METHODS[method].gives_model(subject):
+        return modules
+    from anchorage.loading.forward import find_model_module
+
+    assert subject.model
+    return [*modules, "anchorage.loading.forward", find_model_module(subject.model)]
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> pd.DataFrame:

@@ -40,6 +40,8 @@ class Method:
         suffix: of the file it reads.
         lazy: only what is touched is read from the disk, and what the kernel reads ahead around it; else the whole file
             is.
+        maps: its tensors are maps of the file; else copies.
+        exact: it fetches the wanted tensors and next to nothing else, which every cold measurement must show.
         first_only: it is shown with the first wanted tensor only.
         needs: modules that it imports, of packages beyond those of the workflow; where one is missing it is "not run".
     """
@@ -47,6 +49,8 @@ class Method:
     load: Callable[[str, Subject, Sequence[str]], Mapping[str, Tensor]]
     suffix: str = ".safetensors"
     lazy: bool = False
+    maps: bool = False
+    exact: bool = False
     first_only: bool = False
     needs: tuple[str, ...] = ()
 
@@ -57,6 +61,10 @@ class Method:
     def reads_all(self, subject: Subject) -> bool:
         """Whether a cold measurement reads the whole file."""
         return not self.lazy or (subject.wants_all and not self.first_only)
+
+    def gives_model(self, subject: Subject) -> bool:
+        """Whether it gives all tensors of a whole model, which then can run."""
+        return subject.model is not None and subject.wants_all and not self.first_only
 
 
 def load_torch(path: str, subject: Subject, names: Sequence[str]) -> Mapping[str, Tensor]:
@@ -197,19 +205,19 @@ def stream_file(path: str, subject: Subject, names: Sequence[str]) -> Mapping[st
 
 METHODS: dict[str, Method] = {
     "torch.load": Method(load_torch, ".pt"),
-    "torch.load-mmap": Method(map_torch, ".pt", lazy=True),
-    "load_file": Method(load_file, lazy=True),
+    "torch.load-mmap": Method(map_torch, ".pt", lazy=True, maps=True),
+    "load_file": Method(load_file, lazy=True, maps=True),
     "load_file-pread": Method(load_file_pread),
-    "one-tensor": Method(open_wanted, lazy=True, first_only=True),
-    "safe_open": Method(open_wanted, lazy=True),
+    "one-tensor": Method(open_wanted, lazy=True, maps=True, first_only=True),
+    "safe_open": Method(open_wanted, lazy=True, maps=True),
     "readinto": Method(read_into),
     "preadv-threads": Method(read_threads),
-    "mmap-willneed": Method(map_ahead),
-    "mmap-sequential": Method(map_sequential, lazy=True),
-    "mmap-random": Method(map_random, lazy=True),
+    "mmap-willneed": Method(map_ahead, maps=True),
+    "mmap-sequential": Method(map_sequential, lazy=True, maps=True),
+    "mmap-random": Method(map_random, lazy=True, maps=True),
     "fastsafetensors": Method(load_fastsafetensors, needs=("fastsafetensors",)),
     "runai-streamer": Method(stream_file, needs=("runai_model_streamer",)),
-    "ours": Method(read_ours, lazy=True),
+    "ours": Method(read_ours, lazy=True, exact=True),
 }
 
 

@@ -139,7 +139,10 @@ def make_cold(path: Path | str, *, drop_caches: bool = False) -> None:
         MeasurementError: the file lies in memory, pages stay, or nothing else may be dropped.
     """
     if reason := never_cold(path):
-        raise MeasurementError(f"{path} cannot be made cold: {reason}. Put the results on a disk")
+        raise MeasurementError(
+            f"{path} cannot be made cold: {reason}. Put the results on a disk, or set loading: null to measure no "
+            "loading"
+        )
     if sys.platform == "darwin":
         _copy_uncached(Path(path))
         return
@@ -238,6 +241,7 @@ def _evict(path: Path | str) -> None:
     raise MeasurementError(
         f"{path} cannot be made cold: {left.resident} of {left.pages} pages stay in the page cache. "
         + (f"Pages in use by a mapping do: end {', '.join(users)}" if users else "Something reads, maps or locks it")
+        + ". Or set loading: null to measure no loading"
     )
 
 

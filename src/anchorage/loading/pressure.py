@@ -20,7 +20,7 @@ from anchorage.loading.fresh import FreshProcesses, KilledError
 from anchorage.loading.memorygroup import MemoryGroup, NoGroupError, make_group
 from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import make_cold, never_cold, residency
-from anchorage.loading.subject import Subject
+from anchorage.loading.subject import MEASURED, NOT_RUN, Subject
 from anchorage.loading.trial import COLD, check_tensors, prove
 from anchorage.memory import MIB
 
@@ -89,7 +89,7 @@ def measure_pressure(key: str, subject: Subject, log: Callable[[str], None]) -> 
         for case in CASES:
             suffix = METHODS[case.method].suffix
             reason = missing or _why_not(subject, suffix)
-            found = {"status": "not run", "reason": reason} if reason else _measure(processes, subject, case, base)
+            found = {"status": NOT_RUN, "reason": reason} if reason else _measure(processes, subject, case, base)
             rows.append(
                 {"key": key, "subject": subject.name, "method": case.method, "limit_of": case.limit_of}
                 | {"file_bytes": subject.file_bytes[suffix], **found}
@@ -166,7 +166,7 @@ def touch_twice(*, folder: str, version: int, subject: dict[str, Any], method: s
     cold = {"state": COLD, "resident_before": resident, "bytes_from_disk": some - none}
     prove(cold | {"touched_bytes": sum(facts.tensor_bytes.values())}, file=path, reads_all=False)
     return {
-        "status": "measured",
+        "status": MEASURED,
         "resident_before": resident,
         "first_pass_s": round(middle - start, 6),
         "second_pass_s": round(end - middle, 6),

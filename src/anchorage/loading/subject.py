@@ -6,7 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from anchorage.digest import digest_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEASURED, NOT_RUN = "measured", "not run"  # status of a line of the lab's tables
 
 
 @dataclass(frozen=True)
@@ -54,3 +61,10 @@ def read_subjects(path: Path) -> tuple[str, dict[str, Subject]]:
     """The capture key and the subjects of a ``subjects.json``, by name."""
     facts = json.loads(path.read_text())
     return facts["key"], {subject["name"]: Subject.from_json(subject) for subject in facts["subjects"]}
+
+
+def digest_tensor(tensor: Tensor) -> str:
+    """xxh3_64 of a tensor's bytes in order, 16 hexadecimal digits. NumPy has no bfloat16, so they are seen as bytes."""
+    import torch
+
+    return f"{digest_row(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()):016x}"

@@ -14,18 +14,17 @@ from torch import Tensor
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
-from anchorage.digest import digest_row
 from anchorage.durable import atomic_file, write_json
 from anchorage.errors import MeasurementError
 from anchorage.loading.raw import TORCH_DTYPES, map_file, mapped_tensors
-from anchorage.loading.subject import Subject
+from anchorage.loading.subject import Subject, digest_tensor
 from anchorage.model import load_model
 from anchorage.model_files import find_model_folder
 from anchorage.plan import existing_folder
 from anchorage.settings import Settings
 from anchorage.store.manifest import Manifest, read_manifest
 from anchorage.store.names import MANIFEST
-from anchorage.tensorfile import ITEM_BYTES, TensorFile, TensorSpec, encode_header
+from anchorage.tensorfile import ITEM_BYTES, TensorFile, TensorSpec, encode_header, fits_header
 
 N_BIG_TENSORS = 64
 _BIG_WIDTH = 1024
@@ -51,8 +50,8 @@ def write_subjects(
         log: is handed a line a file.
 
     Raises:
-        MeasurementError: the files do not fit on the disk, or the model has a tensor of a dtype that a header cannot
-            name; then nothing is written.
+        MeasurementError: the files, and the copy that is made of one later, do not fit on the disk; or the model has a
+            tensor of a dtype that a header cannot name, or more tensors than a header holds. Then nothing is written.
         IntegrityError: the model, the manifest or the shard is damaged.
     """
     assert settings.loading
@@ -62,7 +61,8 @@ def write_subjects(
     weights = _unique_tensors(load_model(model_facts, settings.model)[0])
     weight_specs, big_specs = _specs_of(weights), _big_specs(settings.loading.big_mib)
     n_bytes = 2 * sum(spec.n_bytes for spec in weight_specs + big_specs) + shard_path.stat().st_size
-    _check_space(folder, n_bytes, settings.loading.big_mib)
+    copy_bytes = sum(spec.n_bytes for spec in big_specs)  # loading.accident copies a file once
+    _check_space(folder, n_bytes + copy_bytes, settings.loading.big_mib)
     with tqdm(total=n_bytes, desc="files to load", unit="B", unit_scale=True, disable=None) as bar:
         files = _Files(folder, bar, log)
         # A weight is let go as soon as it is written.
@@ -104,7 +104,13 @@ def _specs_of(tensors: Mapping[str, Tensor]) -> list[TensorSpec]:
             f"hold (they hold {', '.join(_HEADER_DTYPES.values())}); set loading: null"
         )
     specs = [TensorSpec(name, _HEADER_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
-    return sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
+    specs.sort(key=lambda spec: -ITEM_BYTES[spec.dtype])
+    if not fits_header(specs, {"subject": "weights"}):
+        raise MeasurementError(
+            f"the model has {len(specs)} tensors, more than a header of the files to be loaded can name; set "
+            "loading: null to measure no loading"
+        )
+    return specs
 
 
 def _big_specs(big_mib: int) -> list[TensorSpec]:
@@ -162,13 +168,8 @@ class _Files:
             name=name,
             files={suffix: str(file) for suffix, file in files.items()},
             file_bytes={suffix: file.stat().st_size for suffix, file in files.items()},
-            digests={name: _digest(tensor) for name, tensor in tensors.items()},
+            digests={name: digest_tensor(tensor) for name, tensor in tensors.items()},
             tensor_bytes={name: entry.spec.n_bytes for name, entry in entries.items()},
             wanted=wanted or tuple(entries),
             **facts,
         )
-
-
-def _digest(tensor: Tensor) -> str:
-    """xxh3_64 of a contiguous tensor's bytes, 16 hexadecimal digits."""
-    return f"{digest_row(tensor.reshape(-1).view(torch.uint8).numpy()):016x}"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from anchorage.loading.methods import METHODS
+from anchorage.loading.subject import MEASURED, NOT_RUN
+from anchorage.loading.trial import FORWARD, TOUCH
 
 MIN_REPEATS = 3  # of fewer, ranges that lie apart say next to nothing
 MIB = 2**20
@@ -25,7 +27,7 @@ class Spread:
     n_repeats: int
 
     def __str__(self) -> str:
-        low, middle, high = (number(value) for value in (self.low, self.middle, self.high))
+        low, middle, high = (format_number(value) for value in (self.low, self.middle, self.high))
         return middle if low == high else f"{middle} ({low} to {high})"
 
 
@@ -40,11 +42,19 @@ class LoadingTable:
 
     Args:
         table: the columns of ``loading.csv``; lines that were not run have no numbers.
+
+    Attributes:
+        lines: all of them.
+        measured: those in which the tensors were touched. Every method below asks these alone: a forward pass computes,
+            and what that takes has nothing to do with how the tensors were loaded.
+        forwards: those in which the model ran.
     """
 
     def __init__(self, table: pd.DataFrame) -> None:
         self.lines = table
-        self.measured = table[table["status"] == "measured"]
+        measured = table[table["status"] == MEASURED]
+        self.measured = measured[measured["use"] == TOUCH]
+        self.forwards = measured[measured["use"] == FORWARD]
         self.subjects = list(table["subject"].unique())
 
     def asked_for(self, subject: str) -> list[str]:
@@ -77,9 +87,19 @@ class LoadingTable:
 
     def spread(self, subject: str, method: str, state: str, column: str = "total_s") -> Spread | None:
         """Of a column over the repeats; None where nothing was measured."""
-        lines = self.measured
-        lines = lines[(lines["subject"] == subject) & (lines["method"] == method) & (lines["state"] == state)]
-        return spread_of(lines[column])
+        return spread_of(select(self.measured, subject, method, state)[column])
+
+    def forward(self, subject: str, method: str, state: str, column: str = "total_s") -> Spread | None:
+        """The same of those in which the model ran."""
+        return spread_of(select(self.forwards, subject, method, state)[column])
+
+    def title(self, subject: str) -> str:
+        """A subject's name, with what is wanted of a file of which size."""
+        lines = self.measured[self.measured["subject"] == subject]
+        if lines.empty:
+            return f"{subject}: {NOT_RUN}"
+        file = " or ".join(dict.fromkeys(mib(size) for size in sorted(lines["file_bytes"].unique())))
+        return f"{subject}: {mib(lines['touched_bytes'].max())} wanted of a file of {file}"
 
     def any_state(self, subject: str, method: str, column: str) -> float:
         """Median over all states, of a column that does not depend on them."""
@@ -90,6 +110,11 @@ class LoadingTable:
         """Methods by the median of their whole time, fastest first; those not measured left out."""
         found = [(method, self.spread(subject, method, state)) for method in methods]
         return sorted([(method, time) for method, time in found if time], key=lambda pair: pair[1].middle)
+
+
+def select(lines: pd.DataFrame, subject: str, method: str, state: str) -> pd.DataFrame:
+    """The lines of a subject, method and state."""
+    return lines[(lines["subject"] == subject) & (lines["method"] == method) & (lines["state"] == state)]
 
 
 def apart(first: Spread, second: Spread) -> bool:
@@ -110,7 +135,7 @@ def chance_apart(n_repeats: int) -> float:
     return 2 / math.comb(2 * n_repeats, n_repeats)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three digits that matter, never an exponent; of what no kernel told, ``unknown``."""
     if math.isnan(value):
         return "unknown"
@@ -120,14 +145,14 @@ def number(value: float) -> str:
     return f"{value:,.{min(digits, 6)}f}"
 
 
-def times(value: float, other: float) -> str:
+def format_ratio(value: float, other: float) -> str:
     """A ratio as a number; what is divided by nothing has none."""
-    return f"{number(value / other)} times" if other else "more than any number of times"
+    return f"{format_number(value / other)} times" if other else "more than any number of times"
 
 
 def mib(n_bytes: float) -> str:
     """Bytes as MiB."""
-    return f"{number(n_bytes / MIB)} MiB"
+    return f"{format_number(n_bytes / MIB)} MiB"
 
 
 def joined(words: Sequence[str]) -> str:

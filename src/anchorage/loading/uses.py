@@ -7,7 +7,20 @@ from collections.abc import Iterator
 import pandas as pd
 
 from anchorage.loading.claims import Tables, measured
-from anchorage.loading.summary import MIB, LoadingTable, Spread, apart, joined, mib, number, spread_of, times
+from anchorage.loading.subject import MEASURED, NOT_RUN
+from anchorage.loading.summary import (
+    MIB,
+    LoadingTable,
+    Spread,
+    apart,
+    format_number,
+    format_ratio,
+    joined,
+    mib,
+    spread_of,
+)
+
+_NO_DIFFERENCE = "no difference was shown"
 
 
 def describe_uses(tables: Tables) -> Iterator[str]:
@@ -33,14 +46,14 @@ def headline(table: LoadingTable) -> str:
     said = []
     cold, warm = (found["weights", "torch.load", state] for state in ("cold", "warm"))
     if cold and warm:
-        ratio = times(cold.middle, warm.middle)
-        said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio} as long")
+        ratio = f"{format_ratio(cold.middle, warm.middle)} as long" if apart(cold, warm) else _NO_DIFFERENCE
+        said.append(f"torch.load of the weights takes {cold} s cold and {warm} s warm, {ratio}")
     for state in ("cold", "warm"):
         ours, other = (found["shard", method, state] for method in ("ours", "torch.load"))
         if ours and other:
-            said.append(
-                f"one site of a shard, {state}: {times(other.middle, ours.middle)} as fast as torch.load of all"
-            )
+            ratio = f"{format_ratio(other.middle, ours.middle)} as fast as" if apart(ours, other) else _NO_DIFFERENCE
+            against = "torch.load of all" if apart(ours, other) else "against torch.load of all"
+            said.append(f"one site of a shard by our reader, {state}: {ratio} {against}")
     return f"{'; '.join(said)}. Which method for which use: loading.md." if said else "See loading.md."
 
 
@@ -68,13 +81,13 @@ def _best(table: LoadingTable, subject: str, state: str, methods: list[str]) -> 
     slowest, slow = others[-1]
     text = f"`{first}`, {time} s."
     if slowest not in alike:
-        text += f" It is {times(slow.middle, time.middle)} as fast as `{slowest}`, the slowest."
+        text += f" It is {format_ratio(slow.middle, time.middle)} as fast as `{slowest}`, the slowest."
     if not alike:
         return text + " Every other one is slower."
     text += f" No difference from it was shown for {joined([f'`{name}`' for name in alike])}."
     least = min([first, *alike], key=lambda name: table.any_state(subject, name, "anonymous_mib"))
     held = table.any_state(subject, least, "anonymous_mib")
-    return f"{text} Of these `{least}` holds the least anonymous memory, {number(held)} MiB."
+    return f"{text} Of these `{least}` holds the least anonymous memory, {format_number(held)} MiB."
 
 
 def _one_against_all(table: LoadingTable, subject: str, state: str) -> str:
@@ -87,7 +100,7 @@ def _one_against_all(table: LoadingTable, subject: str, state: str) -> str:
     if not apart(time, other):
         return f"{text} No difference was shown from the whole file by `{name}`, {other} s."
     faster = "as fast as" if time.middle < other.middle else "the speed of"
-    return f"{text} That is {times(other.middle, time.middle)} {faster} the whole file by `{name}`, {other} s."
+    return f"{text} That is {format_ratio(other.middle, time.middle)} {faster} the whole file by `{name}`, {other} s."
 
 
 def _best_workers(workers: pd.DataFrame) -> str:
@@ -98,23 +111,24 @@ def _best_workers(workers: pd.DataFrame) -> str:
     sums = lines[lines["n_workers"] == most].set_index("method")["pss_mib"].sort_values(kind="stable")
     least, greatest = sums.index[0], sums.index[-1]
     if len(sums) == 1:
-        return f"{most} by `{least}` hold {number(sums.iloc[0])} MiB together, the only method measured."
+        return f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together, the only method measured."
     return (
-        f"{most} by `{least}` hold {number(sums.iloc[0])} MiB together (sum of PSS), by `{greatest}` "
-        f"{number(sums.iloc[-1])} MiB, {times(sums.iloc[-1], sums.iloc[0])} as much. One measurement each."
+        f"{most} by `{least}` hold {format_number(sums.iloc[0])} MiB together (sum of PSS), by `{greatest}` "
+        f"{format_number(sums.iloc[-1])} MiB, {format_ratio(sums.iloc[-1], sums.iloc[0])} as much. One measurement "
+        "each."
     )
 
 
 def _under_pressure(pressure: pd.DataFrame) -> str:
-    lines = pressure[pressure["status"] != "not run"]
+    lines = pressure[pressure["status"] != NOT_RUN]
     if lines.empty:
         return _reason(pressure)
     tight = lines[lines["limit_mib"] - lines["base_mib"] < lines["file_bytes"] / MIB]
-    went_on = list(dict.fromkeys(tight.loc[tight["status"] == "measured", "method"]))
+    went_on = list(dict.fromkeys(tight.loc[tight["status"] == MEASURED, "method"]))
     killed = list(dict.fromkeys(tight.loc[tight["status"] == "killed", "method"]))
     parts = []
     if went_on:
-        again = tight.loc[tight["status"] == "measured", "second_bytes_from_disk"].max()
+        again = tight.loc[tight["status"] == MEASURED, "second_bytes_from_disk"].max()
         parts.append(
             f"{_names(went_on)} went on with less memory than the tensors take, and read up to {mib(again)} again "
             "for a second pass"
@@ -139,7 +153,7 @@ def _best_device(copies: pd.DataFrame) -> str:
     slower = [(way, other) for way, other in others if apart(time, other)]
     if slower:
         way, other = slower[-1]
-        text += f" It is {times(other.middle, time.middle)} as fast as `{way}`, the slowest."
+        text += f" It is {format_ratio(other.middle, time.middle)} as fast as `{way}`, the slowest."
     return text
 
 

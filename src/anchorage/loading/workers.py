@@ -24,7 +24,7 @@ from anchorage.errors import MeasurementError
 from anchorage.loading.fresh import FreshProcesses
 from anchorage.loading.methods import IMPORTS, METHODS
 from anchorage.loading.pagecache import residency
-from anchorage.loading.subject import Subject
+from anchorage.loading.subject import MEASURED, NOT_RUN, Subject
 from anchorage.loading.trial import check_tensors
 from anchorage.memory import MIB, kernel_fields
 
@@ -49,8 +49,10 @@ COLUMNS = {
     "file_bytes": "size of the file",
 }
 WORKERS = (1, 2, 3, 4)
-# Those of the configured methods that a server would use.
-COMPARED = ("torch.load", "torch.load-mmap", "load_file")
+# Of each format the first method that copies the whole file and the first that maps it.
+COMPARED = tuple(
+    {(method.suffix, method.maps): name for name, method in reversed(METHODS.items()) if not method.first_only}.values()
+)[::-1]
 
 _KILLED = "a worker was killed, most likely by the kernel because no memory was left"
 _ROLLUP = Path("/proc/self/smaps_rollup")
@@ -100,22 +102,22 @@ def _measure(
     """A method and number of workers; ``bases`` keeps what as many workers take that hold nothing."""
     method, n_workers = case
     if reason := _why_not(subject, method, n_workers):
-        return {"status": "not run", "reason": reason}
+        return {"status": NOT_RUN, "reason": reason}
     arguments = {"subject": subject.to_json(), "n_workers": n_workers}
     if n_workers not in bases:
         base = processes.call(hold_together, **arguments, method=None)
         bases[n_workers] = {f"base_{name}": base[name] for name in ("pss_mib", "anonymous_mib")}
     held = processes.call(hold_together, **arguments, method=method)
     if "killed" in held:
-        return {"status": "not run", "reason": held["killed"]}
-    return {"status": "measured", **held, **bases[n_workers]}
+        return {"status": NOT_RUN, "reason": held["killed"]}
+    return {"status": MEASURED, **held, **bases[n_workers]}
 
 
 def _why_not(subject: Subject, method: str, n_workers: int) -> str | None:
     if not _ROLLUP.exists():
         return "the kernel has no /proc/PID/smaps_rollup: it does not tell what processes share"
     # A mapping takes the page cache, which can be dropped, once; the copies are private.
-    n_copies = 1 if METHODS[method].lazy else n_workers
+    n_copies = 1 if METHODS[method].maps else n_workers
     needed = n_copies * sum(subject.tensor_bytes.values()) / MIB
     available = psutil.virtual_memory().available / MIB
     if needed > available:
