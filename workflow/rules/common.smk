@@ -209,6 +209,7 @@ JUDGED_CODE = code_digest(
     "durability.ourrecipes",
     "durability.profiles",
     "durability.recipes",
+    "durability.torchrecipes",
     "durable",
     "statetree",
     "store.format",

@@ -184,7 +184,9 @@ rule cut_workflow:
         code=[
             JUDGED_CODE,
             CUT_CODE,
-            code_digest("durability.workflowcut", "durability.smallrun"),
+            code_digest(
+                "durability.command", "durability.workflowcut", "durability.smallrun"
+            ),
         ],
     script:
         "../scripts/cut_workflow.py"

@@ -14,6 +14,7 @@ from anchorage.durability.ourrecipes import OURS
 from anchorage.durability.powercut import FAILING, LYING, RETRYING, Caps, cut_power
 from anchorage.durability.recipes import RECIPES, Recipe
 from anchorage.durability.schedules import SCHEDULES
+from anchorage.durability.torchrecipes import TORCH
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def cut_filesystem(
     Returns:
         The columns of :func:`durability.powercut.cut_power`.
     """
-    recipes = [*RECIPES.values(), *OURS.values()]
+    # Of PyTorch's own ways the plain one; distributed checkpoints are slow to read, and every image would be read by it.
+    recipes = [*RECIPES.values(), TORCH["torch.save/overwrite"], TORCH["torch.save/new name"], *OURS.values()]
     broken = [RECIPES["full/overwrite"], RECIPES["full/new name"]]
     cut = functools.partial(cut_power, folder=folder, caps=profile.caps, seed=seed, log=log)
     tables = [
