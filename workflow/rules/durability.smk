@@ -98,7 +98,10 @@ rule inject_faults:
         code=[
             JUDGED_CODE,
             code_digest(
-                "durability.faults", "durability.attempt", "durability.syscalls"
+                "durability.faults",
+                "durability.attempt",
+                "durability.mounts",
+                "durability.syscalls",
             ),
         ],
     script:
