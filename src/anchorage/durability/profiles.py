@@ -83,7 +83,7 @@ def cut_filesystem(
     Returns:
         The columns of :func:`durability.powercut.cut_power`.
     """
-    # Of PyTorch's own ways the plain one; distributed checkpoints are slow to read, and every image would be read by it.
+    # Of PyTorch's own ways the plain one: a distributed checkpoint is slow to read, and each image is read.
     recipes = [*RECIPES.values(), TORCH["torch.save/overwrite"], TORCH["torch.save/new name"], *OURS.values()]
     broken = [RECIPES["full/overwrite"], RECIPES["full/new name"]]
     cut = functools.partial(cut_power, folder=folder, caps=profile.caps, seed=seed, log=log)
