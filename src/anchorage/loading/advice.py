@@ -29,7 +29,7 @@ SITES = 15
 WHOLE_FILE_BYTES = 0.02  # how far what a cold measurement of a whole file reads may be off the file's size, and a page
 WORKERS, WORKERS_SHARE = 3, 0.5  # so many that map hold less than this of what as many that copy do
 _NONE = "-"
-_LONG_WAIT = 0.1  # of its time: a measurement that waited more for a processor is named
+_LONG_WAIT = 10  # % of its time: a measurement that waited more for a processor is named
 _CHECKED_HOW = (
     "A measurement whose state or bytes are not what they must be fails the run and is in no table. What is demanded "
     "of "
@@ -150,17 +150,17 @@ def _waits(table: LoadingTable) -> str:
     lines = lines[(lines["state"] != "as-found") & lines["wait_s"].notna()]
     if lines.empty:
         return "How long measurements waited for a processor the kernel does not tell."
-    shares = lines["wait_s"] / lines["total_s"]
-    most = format_number(100 * shares.max())
+    lines = lines.assign(share=100 * lines["wait_s"] / lines["total_s"])
+    most = format_number(lines["share"].max())
     text = f"Threads ready to run waited for a processor, added up, for at most {most} % of a measurement's time"
-    long = shares > _LONG_WAIT
-    if not long.any():
+    long = lines[lines["share"] > _LONG_WAIT]
+    if long.empty:
         return f"{text}."
     cases = [
-        f"{' '.join(map(str, case))} ({len(rows)}, up to {format_number(100 * rows.max())} %)"
-        for case, rows in shares[long].groupby([lines[name] for name in ("subject", "method", "state", "use")])
+        f"{' '.join(map(str, case))} ({len(rows)}, up to {format_number(rows['share'].max())} %)"
+        for case, rows in long.groupby(["subject", "method", "state", "use"])
     ]
-    return f"{text}; in {int(long.sum())} for more than {100 * _LONG_WAIT:.0f} %: {joined(cases)}."
+    return f"{text}; in {len(long)} for more than {_LONG_WAIT} %: {joined(cases)}."
 
 
 def _methods_table(table: LoadingTable, subject: str) -> list[str]:
