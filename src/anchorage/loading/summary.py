@@ -56,17 +56,18 @@ class LoadingTable:
         self.measured = measured[measured["use"] == TOUCH]
         self.forwards = measured[measured["use"] == FORWARD]
         self.subjects = list(table["subject"].unique())
+        # Asked many times for each sentence.
+        medians = self.measured.groupby(["subject", "method"]).median(numeric_only=True)
+        self._medians = {names: dict(line) for names, line in medians.iterrows()}
+        self._asked_for = {name: self._in_order(name) for name in self.subjects}
 
     def asked_for(self, subject: str) -> list[str]:
         """Methods of a subject, run or not, in the order of METHODS; others follow."""
-        names = list(self.lines.loc[self.lines["subject"] == subject, "method"].unique())
-        places = {name: place for place, name in enumerate(METHODS)}
-        return sorted(names, key=lambda name: places.get(name, len(places)))
+        return self._asked_for.get(subject, [])
 
     def methods(self, subject: str) -> list[str]:
         """Those of them with a measurement."""
-        found = set(self.measured.loc[self.measured["subject"] == subject, "method"])
-        return [name for name in self.asked_for(subject) if name in found]
+        return [name for name in self.asked_for(subject) if (subject, name) in self._medians]
 
     def whole(self, subject: str) -> list[str]:
         """Those that touch all that is wanted of a subject, not its first tensor only."""
@@ -103,8 +104,12 @@ class LoadingTable:
 
     def any_state(self, subject: str, method: str, column: str) -> float:
         """Median over all states, of a column that does not depend on them."""
-        lines = self.measured
-        return float(lines.loc[(lines["subject"] == subject) & (lines["method"] == method), column].median())
+        return float(self._medians.get((subject, method), {}).get(column, math.nan))
+
+    def _in_order(self, subject: str) -> list[str]:
+        names = list(self.lines.loc[self.lines["subject"] == subject, "method"].unique())
+        places = {name: place for place, name in enumerate(METHODS)}
+        return sorted(names, key=lambda name: places.get(name, len(places)))
 
     def ranked(self, subject: str, state: str, methods: Sequence[str]) -> list[tuple[str, Spread]]:
         """Methods by the median of their whole time, fastest first; those not measured left out."""
