@@ -7,7 +7,7 @@ from snakemake.logging import logger
 from anchorage.costs.comparison import ROUNDS
 from anchorage.digest import code_digest
 from anchorage.driver import name_driver
-from anchorage.durability.mounts import FILESYSTEMS
+from anchorage.durability.mounts import FILESYSTEMS, why_not
 from anchorage.errors import AnchorageError
 from anchorage.job import (
     check_folders,
@@ -239,6 +239,12 @@ LAB_TABLES = [
     "fsync_cost",
     "flash",
 ]
+# Where no power can be cut its table says why, and needs no model.
+WHOLE_RUN_INPUTS = (
+    []
+    if why_not(FILESYSTEMS["ext4"])
+    else local_inputs(settings.model.source) + local_inputs(settings.corpus.source)
+)
 CUT_TABLES = [f"{LAB}/power_cuts/{name}.csv" for name in FILESYSTEMS]
 DURABILITY_RESULTS = [
     *(f"{LAB}/{name}.csv" for name in LAB_TABLES),

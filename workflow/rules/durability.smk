@@ -2,15 +2,6 @@
 # leave of a save, by recipe and filesystem, of our own writers too; what forcing bytes to the disk costs.
 # Guarantees: what cannot be run here says so and why; an unsafe recipe that is found good fails the lab.
 
-from anchorage.durability.mounts import why_not
-
-
-def whole_run_inputs(wildcards):
-    """The local model and corpus, where the lab can run at all; elsewhere the table says why not, and needs none."""
-    if why_not(FILESYSTEMS["ext4"]):
-        return []
-    return [*local_inputs(settings.model.source), *local_inputs(settings.corpus.source)]
-
 
 rule measure_fsync_cost:
     output:
@@ -167,7 +158,7 @@ rule tabulate_power_cuts:
 
 rule cut_workflow:
     input:
-        whole_run_inputs,
+        WHOLE_RUN_INPUTS,
     output:
         report(
             f"{LAB}/workflow_cuts.csv",
