@@ -223,7 +223,7 @@ def test_the_gpt2_configuration_on_a_local_model_and_parquet(tmp_path):
     workflow.config["corpus"] |= {"source": local["corpus"], "name": None, "rows": 70}
     sweep = workflow.config["capture"]["tiers"]["sweep"]
     sweep["sites"] = sweep["sites"][:6]  # all twelve blocks are spelled out there, the tiny model has three
-    workflow.config["probe"] = None  # they are tried elsewhere
+    workflow.config |= {"probe": None, "loading": None}  # they are tried elsewhere
     workflow.run()
     anchor = workflow.report("anchor")
     assert anchor["ok"]
