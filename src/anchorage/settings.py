@@ -133,7 +133,9 @@ class ProbeSettings(_Section):
 
 class LoadingSettings(_Section):
     big_mib: int = Field(256, ge=1, description="Size of the synthetic file of 64 equal tensors.")
-    repeats: int = Field(3, ge=1, description="Measurements of each subject, method and state.")
+    repeats: int = Field(
+        3, ge=1, description="Measurements of each subject, method and state; of forward passes a third."
+    )
     methods: list[str] = Field(
         ["torch.load", "torch.load-mmap", "load_file", "one-tensor", "ours"],
         min_length=1,

@@ -84,7 +84,7 @@ def measure_method(
         subject: what is loaded.
         method: its name in ``METHODS``.
         key: of the capture.
-        repeats: measurements of each state and use.
+        repeats: measurements of each state; forward passes a third of them.
         seed: of the order, with the subject's and the method's name.
         drop_caches: for cold ones, as root, drop the machine's page cache too.
         log: gets a line a measurement.
@@ -128,8 +128,12 @@ def uses_of(subject: Subject, method: str) -> tuple[str, ...]:
 
 
 def draw_states(seed: str, repeats: int, uses: Sequence[str]) -> list[tuple[str, str, int]]:
-    """States, uses and repeats in the order to measure in: as found first, for measuring changes what is found."""
-    drawn = [(state, use, repeat) for state in (COLD, WARM) for use in uses for repeat in range(repeats)]
+    """States, uses and repeats in the order to measure in: as found first, for measuring changes what is found.
+
+    A forward pass, which ranks no method and takes seconds, is made a third as often.
+    """
+    often = {TOUCH: repeats, FORWARD: -(-repeats // 3)}
+    drawn = [(state, use, repeat) for state in (COLD, WARM) for use in uses for repeat in range(often[use])]
     random.Random(seed).shuffle(drawn)
     return [(AS_FOUND, TOUCH, 0), *drawn]
 
@@ -143,7 +147,7 @@ def tabulate(
         paths: of the tables.
         key: the capture key that the subjects carry.
         subjects, methods: each pair of which must be there once; subjects by name.
-        repeats: measurements of each state and use that must be there, unless that is not run.
+        repeats: measurements of each state that must be there, unless that is not run.
 
     Raises:
         AnchorageError: a table is of another key, or measurements are missing, too many or of something else.
