@@ -56,7 +56,6 @@ _INJECTED = {
     "link": ["EXDEV"],
     "close": ["EIO"],
 }
-_REAL = [("write", "ENOSPC"), ("save", "EACCES")]
 _WRITES = {"write", "pwrite64", "writev", "sendfile", "copy_file_range"}
 _TEMP_MARK = re.compile(r"\.tmp-\d+-[0-9a-f]{8}")  # another name each time
 _ELSEWHERE = re.compile(r"[^' ]*/anchorage-\d+-")
